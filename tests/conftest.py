@@ -20,7 +20,7 @@ settings.load_profile("hvd_compress")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--whole-product", action="store_true", help="tests/conformance: every combination, not a covering of pairs"
+        "--whole-product", action="store_true", help="every combination, not a covering of pairs (conformance, digests)"
     )
 
 

@@ -144,14 +144,16 @@ def as_padding(given: int | Sequence[int | None] | None, sizes: Sequence[int], n
     end. Raises ConfigError where one is none of its table."""
     if given is None:
         return ()
-    each = list(given) if isinstance(given, Sequence) else [given] * len(sizes)
+    each = list(given) if isinstance(given, Sequence | np.ndarray) else [given] * len(sizes)
     if len(each) != len(sizes):
         raise ConfigError(f"padding_idx of {name} is for {len(each)} tables, and there are {len(sizes)}")
     found: list[int | None] = []
     start = 0
     for table, (index, size) in enumerate(zip(each, sizes, strict=True)):
-        if index is not None and (isinstance(index, bool) or not -size <= index < size):
+        if index is not None and (
+            isinstance(index, bool) or not hasattr(index, "__index__") or not -size <= index < size
+        ):
             raise ConfigError(f"padding_idx {index!r} is none of table {table} of {name}, which has {size} rows")
-        found.append(None if index is None else start + index % size)
+        found.append(None if index is None else start + int(index) % size)
         start += size
     return tuple(found)

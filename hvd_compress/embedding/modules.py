@@ -64,21 +64,23 @@ class Used:
         return self._finder.find(rows)
 
 
-OF_TORCH = {
+OF_TORCH = {"max_norm": None, "norm_type": 2.0, "scale_grad_by_freq": False, "sparse": False}
+"""Arguments of torch's modules that there are not, and what asks for nothing."""
+WHY = {
     "max_norm": "it changes rows in the forward pass, and owners would not know: normalise what forward() returns",
     "norm_type": "it belongs to max_norm, which there is not",
     "scale_grad_by_freq": "how often all ranks use a row is not known in the backward pass: scale the loss",
     "sparse": "gradients of rows always travel by rows: leave it out",
 }
-"""Arguments of torch's modules that there are not, and why."""
 
 
 def refuse(name: str, arguments: Mapping[str, Any]) -> None:
     """Raise ConfigError for an argument of torch's modules, TypeError for any other."""
-    for argument in arguments:
+    for argument, given in arguments.items():
         if argument not in OF_TORCH:
             raise TypeError(f"an embedding has no argument {argument!r}")
-        raise ConfigError(f"there is no {argument} of {name}: {OF_TORCH[argument]}")
+        if given != OF_TORCH[argument]:
+            raise ConfigError(f"there is no {argument} of {name}: {WHY[argument]}")
 
 
 class CachedEmbedding(torch.nn.Module):
@@ -207,7 +209,8 @@ class CachedEmbedding(torch.nn.Module):
         """
         if self._used is None:
             raise UsageError(
-                f"{self.layout.name} has no rows: call it within the loop over a Lookahead, for its batches"
+                f"{self.layout.name} has no rows: call it within the loop over a Lookahead, for its batches; a copy "
+                "that was made before the first batch is another table"
             )
         known = self._used.known(ids)
         if known is not None:

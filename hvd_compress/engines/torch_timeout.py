@@ -16,6 +16,13 @@ def own_timeout_s(group: dist.ProcessGroup | None = None) -> float:
     A limit of torch's own length cannot be told from none.
     """
     of: Any = group or dist.group.WORLD
-    backends = [of._get_backend(device) for device in of._device_types]
-    limits = [backend.options._timeout for backend in backends if hasattr(backend, "options")]
-    return max((limit.total_seconds() for limit in limits if limit not in OF_TORCH), default=0.0)
+    limits = [_limit(of._get_backend(device)) for device in of._device_types]
+    return max((limit.total_seconds() for limit in limits if limit not in (None, *OF_TORCH)), default=0.0)
+
+
+def _limit(backend: Any) -> Any:
+    """None where a backend does not tell, as MPI's."""
+    try:
+        return backend.options._timeout
+    except (AttributeError, RuntimeError):
+        return None

@@ -14,5 +14,5 @@ def request_of(request: Request, ranks: int, settings: Settings) -> Request:
         return request
     dense = Request(Cast(), engine=request.engine)
     if (request.compressor, request.policy) != (dense.compressor, None):
-        tell_one_rank()
+        tell_one_rank(request.compressor)
     return dense

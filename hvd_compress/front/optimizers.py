@@ -9,6 +9,9 @@ from typing import Any
 from hvd_compress.compressors import Compressor
 from hvd_compress.errors import ConfigError
 
+ANY = 0.5
+"""A momentum, where it is asked whether a compression minds one."""
+
 
 def learning_rates_of(optimizers: Sequence[Any]) -> Callable[[], list[float]]:
     """Return what gives the learning rates of optimizers, by group; none of one that is no more."""
@@ -24,14 +27,16 @@ def learning_rates_of(optimizers: Sequence[Any]) -> Callable[[], list[float]]:
 def check_momentum(compressor: Compressor, optimizer: Any) -> None:
     """Raise ConfigError where an optimizer has a momentum of its own and the compression has one, too.
 
-    One that gives its compression itself, as those of hvd_compress.optim, fits.
+    One that gives a compression itself, as those of hvd_compress.optim, adapts as that wants it.
     """
-    optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wraps one
-    if hasattr(optimizer, "compression"):
+    if not compressor.refuses_momentum(ANY, adapts=True):
         return
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wraps one
+    own = optimizer.compression().compressor if hasattr(optimizer, "compression") else None
     for group in optimizer.param_groups:
-        adapts = "betas" in group
-        momentum = group["betas"][0] if adapts else group.get("momentum", 0.0)
-        if remedy := compressor.refuses_momentum(float(momentum), adapts):
-            own = f"{type(optimizer).__name__} has a momentum of its own ({float(momentum):g})"
-            raise ConfigError(f"{own}, and {compressor} has one, too: {remedy}")
+        momentum = float((group["betas"][0] if group.get("betas") else group.get("momentum")) or 0.0)
+        adapts = ("eps" in group or bool(group.get("betas"))) and not isinstance(compressor, type(own))
+        if remedy := compressor.refuses_momentum(momentum, adapts):
+            has = f"{type(optimizer).__name__} has a momentum of its own ({momentum:g})"
+            has = has if momentum else f"{type(optimizer).__name__} adapts to squares of gradients"
+            raise ConfigError(f"{has}, and {compressor} has a momentum, too: {remedy}")

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import distributed as dist
 
+from hvd_compress.engines.torch_distributed import TorchEngine
 from hvd_compress.front.launched import has_met
 from hvd_compress.session.session import Session
 from hvd_compress.warned import warn_caller
@@ -16,8 +17,8 @@ def gathered(own: Mapping[str, Any], group: Any = None, session: Session | None 
     """Return on the first rank of a process group, by default of all ranks, what state_dict() has returned on each.
 
     The others get their own. Collective, where torch.distributed has begun: over the engine of the session between two
-    of its steps, so that it pairs with no collective of the program; before the first step, or without one, over the
-    group.
+    of its steps, so that it pairs with no collective of the program; before the first step, or where that is Horovod's
+    or MPI's, over the group.
 
     Raises CommunicationError, which names the ranks that have not come within HVD_COMPRESS_TIMEOUT_S.
     """
@@ -25,7 +26,7 @@ def gathered(own: Mapping[str, Any], group: Any = None, session: Session | None 
         return dict(own)
     first = dist.get_process_group_ranks(group)[0]
     parts: list[Any] | None
-    if session is None or session.policy is None:
+    if session is None or session.policy is None or not isinstance(session.engine.control, TorchEngine):
         parts = [None] * dist.get_world_size(group) if dist.get_rank() == first else None
         dist.gather_object(own["ranks"], parts, dst=first, group=group)
     elif session.failed:

@@ -27,8 +27,8 @@ def tell_of_steps(check: ReplicaCheck) -> None:
 
 
 def _tell(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if torch.compiler.is_compiling():  # a step that is compiled is not looked at
-        return
+    if torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        return  # a step that is compiled or captured is not looked at
     with _lock:
         waiting = [check for check in _checks if check.awaits_step]
     for check in waiting:

@@ -20,7 +20,9 @@ from hvd_compress.warned import warn_caller
 
 def save(model: Any, folder: str | Path, prefix: str = "hvd_compress") -> None:
     """Write what this rank remembers of a compressed model to a file of a folder, which exists."""
-    torch.save(ddp.state_dict(model), Path(folder, f"{prefix}_{_rank()}.pt"))
+    file = Path(folder, f"{prefix}_{_rank()}.pt")
+    torch.save(ddp.state_dict(model), file.with_suffix(".draft"))
+    file.with_suffix(".draft").replace(file)  # a job that is killed leaves no part of a file
 
 
 def load(model: Any, folder: str | Path, prefix: str = "hvd_compress") -> None:
@@ -43,7 +45,8 @@ def load(model: Any, folder: str | Path, prefix: str = "hvd_compress") -> None:
     if _rank() in files and own in (mine := _read(files[_rank()]))["ranks"] and mine["step"] == first["step"]:
         ddp.load_state_dict(model, mine)
         return
-    of_all = [each for each in map(_read, files.values()) if each["step"] == first["step"]]  # others are older
+    of_all = [_read(file, mmap=True) for file in files.values()]
+    of_all = [each for each in of_all if each["step"] == first["step"]]  # others are older
     ranks = {name: each for state in of_all for name, each in state["ranks"].items()}
     sizes = {name.rpartition(" ")[2] for name in first["ranks"]}
     same = {name: each for name, each in ranks.items() if name.rpartition(" ")[2] in sizes}

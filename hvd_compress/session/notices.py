@@ -22,19 +22,20 @@ def tell_float64(names: Sequence[str], count: int) -> None:
     )
 
 
-def tell_one_rank() -> None:
+def tell_one_rank(compressor: Compressor) -> None:
     """There is nobody to exchange gradients with."""
     log.warning(
-        "hvd_compress: there is one rank, so nothing is exchanged, and nothing is compressed: launch the training with "
-        "mpirun, horovodrun or torchrun to have several"
+        "hvd_compress: there is one rank, so nothing is exchanged, and nothing is compressed%s: launch the training "
+        "with mpirun, horovodrun or torchrun to have several",
+        ", so the momentum that the compression has is left out" if compressor.refuses_momentum(0.5, True) else "",
     )
 
 
 def tell_momentum(compressor: Compressor, remedy: str) -> None:
     """The optimizer is not known, and must not have a momentum of its own."""
     log.warning(
-        "hvd_compress: %s has a momentum, and an optimizer with one of its own would train with both: %s. "
-        "hc.follow_learning_rate(model, optimizer) checks it",
+        "hvd_compress: %s has a momentum, and an optimizer with another one of its own would train with both (%s): "
+        "hc.follow_learning_rate(model, optimizer) checks that there is none, and leaves this out",
         compressor,
         remedy,
     )

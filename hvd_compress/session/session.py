@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path as FilePath
@@ -298,6 +298,18 @@ class Session:
             bucket.state.revert()
         if rescaled != 1.0:
             self.states.scale(rescaled)
+
+    def hold_back(self, names: Collection[str]) -> None:
+        """Nobody takes the last results of these parameters: what was not sent of them waits. Between two steps.
+
+        Nothing is communicated, and all ranks call it alike.
+        """
+        for bucket in self._exchanges:
+            residual, start = bucket.state.residual, 0
+            for name, numel in zip(bucket.layout.names, bucket.layout.segments, strict=True):
+                if residual is not None and name in names:
+                    residual.restore(slice(start, start + numel))
+                start += numel
 
     def claim(self) -> None:
         """Take over what a checkpoint has brought, between two steps: also of buckets that had no residual."""

@@ -13,7 +13,8 @@ SIZES = (1, 2, 3, 4)
 def chosen() -> list[tuple[str, int]]:
     """Return each request with fp32 gradients, and again with one other dtype; numbers of ranks and dtypes in turn.
 
-    All of them are compared in jobs of three processes (tests/parallel/test_digests.py).
+    Jobs of three processes compare each request with each dtype, over one engine or the other
+    (tests/parallel/test_digests.py).
     """
     by_request: dict[str, list[str]] = {}
     for name in digests.cases():

@@ -96,7 +96,7 @@ class CompressionState:
         check_gradients(model)
         size = dist.get_world_size(model.process_group)
         with profiled_once(Settings.from_environment(), size == dist.get_world_size()) as settings, torch.enable_grad():
-            settings = settings.waiting(own_timeout_s(model.process_group))
+            settings = settings.waiting(max(own_timeout_s(model.process_group), own_timeout_s()))
             self.hook = _made_hook(model, request_of(self.compression, size, settings), settings)
         self.handle = self.hook.handle
         self.place = dist.get_rank(model.process_group), size

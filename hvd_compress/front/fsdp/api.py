@@ -148,8 +148,9 @@ def load_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
         ConfigError: it is not such a state, or of unknown parameters or other lengths.
         UsageError: the model is not compressed.
     """
-    handle = handle_of(model)
-    handle.load_state_dict(state, handle.parameters, dist.get_rank(), dist.get_world_size(), _shard_of(model))
+    handle, exchange = handle_of(model), _exchange_of(original_of(model))
+    known = handle.parameters if exchange is None else exchange.stand_ins(frozen=True)
+    handle.load_state_dict(state, known, dist.get_rank(), dist.get_world_size(), _shard_of(model))
 
 
 def drop_step(model: torch.nn.Module) -> None:
@@ -242,7 +243,7 @@ def _ranks(group: dist.ProcessGroup | None) -> tuple[int, ...] | None:
 
 def _settings(over: dist.ProcessGroup) -> Settings:
     """Return those of the environment. What is written is written of the ranks that exchange with rank 0."""
-    settings = Settings.from_environment().waiting(own_timeout_s(over))
+    settings = Settings.from_environment().waiting(max(own_timeout_s(over), own_timeout_s()))
     if 0 not in dist.get_process_group_ranks(over):
         settings = replace(settings, log=None, tensorboard=None, timeline=None)
     if settings.profile is not None or settings.ccr is not None:

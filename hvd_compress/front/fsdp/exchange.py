@@ -61,10 +61,9 @@ class GradientExchange:
         self.scatters, self._in_backward = scatters, in_backward
         self._every = list(groups)  # those without a trainable parameter, too
         self._groups = {self._bucket_of(group): group for group in groups}
-        self._frozen: dict[str, torch.Tensor] = {}  # residuals of shards that do not travel, where this scatters
-        self.handle = Handle(dict(self._stand_ins()), request, settings, connect, arrivals=arrivals)
+        self.handle = Handle(self.stand_ins(), request, settings, connect, arrivals=arrivals)
         self.session = self.handle.session
-        replicas = _Locals({shard.name: weakref.ref(shard) for group in groups for shard in group.shards})
+        replicas = _Locals({shard.name: weakref.ref(shard) for group in groups for shard in group.every})
         self.session.replicas = None if scatters else ReplicaCheck(replicas, settings.check_every)
         if self.session.replicas is not None:
             tell_of_steps(self.session.replicas)
@@ -145,36 +144,38 @@ class GradientExchange:
             self._open()
 
     def _follow(self) -> None:
-        """Parameters may have been frozen or unfrozen since the last step, on all ranks alike."""
+        """Parameters may have been frozen or unfrozen since the last step, on all ranks alike.
+
+        Raises UnsupportedError where a reduce-scatter has feedback, whose residuals are of modules.
+        """
         trained = [group.trained for group in self._every]
         if trained == [group.shards for group in self._every]:
             return
+        if self.scatters and self.session.error_feedback:
+            raise UnsupportedError(
+                "layers were frozen or unfrozen, and feedback=True remembers modules as a whole: freeze them before "
+                "compress(), or leave feedback out"
+            )
         known = [self._groups[layout.names] for layout in self.session.layouts] if self._opened else self._every
         for group, shards in zip(self._every, trained, strict=True):
             if shards != group.shards:
-                self._change(group, shards)
+                group.shards = shards
+                self._make_room(group)
         going_on = [*known, *(group for group in self._every if group not in known)]
         self._groups = {self._bucket_of(group): group for group in going_on if group.shards}
         self._flats = {bucket: flat for bucket, flat in self._flats.items() if bucket in self._groups}
         if self._opened:
+            self._compare_shards()
             self.session.set_buckets([self._layout(bucket) for bucket in self._groups], self.handle.devices)
 
-    def _change(self, group: ParamGroup, shards: list[Shard]) -> None:
-        """Let other parameters of a group travel. What is remembered of those that do not is kept."""
-        slots, before, group.shards = self.handle.slots, group.shards, shards
-        kind = next(slots[name] for name in (group.name, *group.names) if name in slots)
-        if not self.scatters:
-            slots.update({s.name: replace(kind, shape=s.padded) for s in shards if s.name not in slots})
-            return
-        slots[group.name] = replace(kind, shape=(group.ways, group.numel))
-        states = self.session.states
-        kept = states.take(group.name)
-        if kept is not None:
-            columns = torch.split(kept.view(group.ways, -1), [shard.numel for shard in before], dim=1)
-            self._frozen.update({s.name: part.clone() for s, part in zip(before, columns, strict=True)})
-        if shards and any(shard.name in self._frozen for shard in shards):
-            parts = [self._frozen.pop(s.name, torch.zeros(group.ways, s.numel)) for s in shards]
-            states.put(group.name, torch.cat(parts, dim=1).reshape(-1))
+    def _make_room(self, group: ParamGroup) -> None:
+        """Other parameters of a group travel than before."""
+        slots = self.handle.slots
+        kind = next(slots[name] for name in (group.name, *(shard.name for shard in group.every)) if name in slots)
+        if self.scatters:
+            slots[group.name] = replace(kind, shape=(group.ways, group.numel))
+        else:
+            slots.update({s.name: replace(kind, shape=s.padded) for s in group.shards if s.name not in slots})
 
     def _open(self) -> None:
         layouts = [self._layout(bucket) for bucket in self._groups]
@@ -247,14 +248,16 @@ class GradientExchange:
         """Return what lies in the bucket: shards of parameters, or all of the group, whose shards are interleaved."""
         return (group.name,) if self.scatters else tuple(shard.name for shard in group.shards)
 
-    def _stand_ins(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what lies in buckets, as tensors of that shape without memory of their own."""
-        for group in self._groups.values():
+    def stand_ins(self, frozen: bool = False) -> dict[str, torch.Tensor]:
+        """Return what lies in buckets, or may with what is frozen now, as tensors of that shape without memory."""
+        found = {}
+        for group in self._every:
             one = torch.empty((), dtype=group.dtype, device=group.device)
             if self.scatters:
-                yield group.name, one.expand(group.ways, group.numel)
+                found[group.name] = one.expand(group.ways, group.numel)
             else:
-                yield from ((shard.name, one.expand(shard.padded)) for shard in group.shards)
+                found |= {s.name: one.expand(s.padded) for s in (group.every if frozen else group.shards)}
+        return found
 
     def _layout(self, bucket: tuple[str, ...]) -> Layout:
         slots = [self.handle.slots[name] for name in bucket]

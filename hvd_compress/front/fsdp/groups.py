@@ -64,6 +64,7 @@ class ParamGroup:
 
     Attributes:
         name: of the module in the root module.
+        every: its parameters.
         shards: trainable parameters, in the order in which they lie in a reduced gradient; those of the last step, or
             of the one under way.
         dtype: in which it is reduced.
@@ -74,7 +75,7 @@ class ParamGroup:
 
     def __init__(self, module: torch.nn.Module, name: str, raw: Any, names: dict[int, str]) -> None:
         self.module, self.name, self._raw = module, name or "the root module", raw
-        self._every = [
+        self.every = [
             Shard(_name_of(each, names), tuple(each.padded_sharded_param_size), each) for each in raw.fsdp_params
         ]
         self.shards = self.trained
@@ -89,12 +90,7 @@ class ParamGroup:
     @property
     def trained(self) -> list[Shard]:
         """What `shards` are to be in the coming step, as the program may freeze and unfreeze parameters."""
-        return [shard for shard in self._every if shard.parameter.requires_grad]
-
-    @property
-    def names(self) -> list[str]:
-        """Of all parameters, in the root module."""
-        return [shard.name for shard in self._every]
+        return [shard for shard in self.every if shard.parameter.requires_grad]
 
     @property
     def ways(self) -> int:

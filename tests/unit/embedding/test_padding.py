@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -116,6 +118,28 @@ def test_each_table_has_its_own() -> None:
     assert [row for row in range(12) if not bags[row].any()] == [1, 6]
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_of_two_tables_pass_over_the_row_of_each(mode: str) -> None:
+    """Rows of a value of their own, int32 ids, an offset behind the last, and a bag of nothing else."""
+    starts, given = torch.tensor([0, 3, 5, 9]), torch.arange(36.0).reshape(12, 3) + 1
+    found: list[torch.Tensor] = []
+
+    def body(engine: InProcessEngine) -> None:
+        bags = CachedEmbeddingBag(
+            [5, 7], DIM, mode=mode, padding_idx=[4, 2], include_last_offset=True, initial=lambda rows: given[rows]
+        )
+        ids = [torch.tensor([4, 1, 2, 4, 4, 0, 4, 3, 1]).int(), torch.tensor([2, 6, 0, 2, 2, 5, 1, 2, 4]).int()]
+        with Lookahead([ids], {lambda batch: batch: bags}, cache_rows=12, engine=engine, trains=False) as loader:
+            for batch in loader:
+                found.append(bags(batch, [starts] * 2))
+        tables = [torch.nn.EmbeddingBag.from_pretrained(given[:5], mode=mode, padding_idx=4, include_last_offset=True)]
+        tables += [torch.nn.EmbeddingBag.from_pretrained(given[5:], mode=mode, padding_idx=2, include_last_offset=True)]
+        expected = torch.stack([each(of, starts) for each, of in zip(tables, ids, strict=True)], dim=1)
+        assert torch.equal(found[-1], expected)
+
+    run_ranks(1, body)
+
+
 def features(world: int) -> list[list[dict[str, torch.Tensor]]]:
     generator = torch.Generator().manual_seed(world)
     draw = lambda: torch.randint(0, ROWS, (4,), generator=generator)  # noqa: E731
@@ -152,6 +176,7 @@ def test_two_features_share_a_table(world: int, kind: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"padding_idx": 4.5}, "padding_idx 4.5 is none"),
         ({"padding_idx": 12}, "padding_idx 12 is none of table 0 of embedding, which has 12 rows"),
         ({"padding_idx": True}, "padding_idx True is none"),
         ({"padding_idx": [1, 2]}, "padding_idx of embedding is for 2 tables, and there are 1"),
@@ -164,6 +189,25 @@ def test_two_features_share_a_table(world: int, kind: str) -> None:
 def test_what_there_is_none_of(kind: type[CachedEmbedding], settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         kind(ROWS, DIM, **settings)
+
+
+def test_torchs_own_defaults_ask_for_nothing() -> None:
+    made = CachedEmbedding(ROWS, DIM, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False)
+    assert made.layout.described(0)[-1] == []
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    made = CachedEmbedding(np.array([5, 7]), DIM, padding_idx=np.array([1, -1]))
+    assert json.dumps(made.layout.described(0)[-1]) == "[1, 11]"
+
+
+def test_ranks_that_leave_out_different_rows_are_refused() -> None:
+    def body(engine: InProcessEngine) -> None:
+        module = CachedEmbedding(ROWS, DIM, padding_idx=engine.rank)
+        with pytest.raises(ConfigError, match="all ranks must ask for the same: embedding embedding is"):
+            next(iter(Lookahead([torch.tensor([1])], {lambda batch: batch: module}, cache_rows=4, engine=engine)))
+
+    run_ranks(2, body)
 
 
 def test_an_unknown_argument_is_pythons_error() -> None:

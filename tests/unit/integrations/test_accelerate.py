@@ -146,6 +146,7 @@ def loaders_that_look_ahead() -> None:
             for _ in loader:  # left early, as a search does
                 break
             del _
+            assert not accelerator.gradient_state.in_dataloader
 
 
 def clipped_and_accumulated_as_dense(rank: int) -> None:

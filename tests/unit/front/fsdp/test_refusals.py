@@ -80,6 +80,7 @@ def check_all(rank: int) -> None:
     checks = (
         of_another_model, by_halves, over_two_meshes, twice, of_wrong_replicas, of_other_meshes,
         by_settings, in_a_dtype, with_hooks, unused, interrupted, by_hand, frozen_elsewhere,
+        frozen_with_feedback, frozen_elsewhere_later,
     )  # fmt: skip
     for check in checks:
         check(mesh)
@@ -145,6 +146,20 @@ def of_other_meshes(mesh: Any) -> None:
     model = parallelize_module(nn.Linear(4, 4), inner, ColwiseParallel())
     fully_shard(model, mesh=outer)
     refused(UnsupportedError, "as by tensor parallelism", lambda: hc.compress(model, C.int8()))
+
+
+def frozen_with_feedback(mesh: Any) -> None:
+    model = compressed(mesh, C.int8(), feedback=True)
+    model.head.bias.requires_grad_(False)
+    refused(UnsupportedError, "feedback=True remembers modules as a whole", loss_of(model, 0).backward)
+
+
+def frozen_elsewhere_later(mesh: Any) -> None:
+    """As many elements, of other parameters."""
+    model = compressed(mesh, C.int8())
+    loss_of(model, 0).backward()
+    model.blocks[1][2 * dist.get_rank()].weight.requires_grad_(False)
+    refused(ConfigError, r"different parameters of blocks\.1", loss_of(model, 1).backward)
 
 
 def by_settings(mesh: Any) -> None:

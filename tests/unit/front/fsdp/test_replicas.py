@@ -135,6 +135,12 @@ def layers_frozen_and_unfrozen(rank: int, mesh: Any) -> None:
         assert owed.keys() == {each for each, _ in model.named_parameters()}, "that of what is frozen is kept"
         assert all(each.any() for key, each in owed.items() if key.endswith("weight"))
         assert 0 < (parameters(model) - plain).norm() < 0.2 * plain.norm(), name
+        again = sharded(mesh)  # what was frozen at first is so again, and has a residual in the checkpoint
+        again.blocks[2][2].weight.requires_grad_(False)
+        hc.compress(again, getattr(hc.Compression, name)())
+        hc.load_state_dict(again, hc.state_dict(model))
+        kept = remembered(hc.state_dict(again))["residuals"]
+        assert all(torch.equal(kept[key], each) for key, each in owed.items()), name
 
 
 def differ(rank: int, mesh: Any) -> None:

@@ -89,12 +89,12 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[in
     return losses
 
 
-def trained_in_parts(mesh: DeviceMesh, request: Request | None, feedback: bool = False) -> Any:
+def trained_in_parts(mesh: DeviceMesh, request: Request | None) -> Any:
     """Return a model of which a block and half of one were frozen for some steps, and half of one until the middle."""
     model: Any = sharded(mesh)
     model.blocks[2][2].weight.requires_grad_(False)
     if request is not None:
-        hc.compress(model, request, feedback=feedback)
+        hc.compress(model, request)
     changes = {
         2: [(model.blocks[0], False)],
         4: [(model.blocks[1][0], False)],
