@@ -59,7 +59,7 @@ class Handle:
             UnsupportedError: they are on a GPU, and there are no kernels for it; or of a dtype that nothing exchanges;
                 or on several devices, and a profile is asked for.
         """
-        self.parameters, self._compressor = dict(parameters), request.compressor
+        self.parameters, self._compressors = dict(parameters), request.compressors
         check_devices(self.parameters, request)
         self.slots, self.devices = slots_of(self.parameters)
         self.session = Session(self.slots, request, settings, connect, devices=self.devices.values(), **options)
@@ -116,7 +116,8 @@ class Handle:
         Raises ConfigError where one has a momentum that the compression has, too.
         """
         for optimizer in optimizers:
-            check_momentum(self._compressor, optimizer)
+            for compressor in self._compressors:
+                check_momentum(compressor, optimizer)
         self.session.learning_rates = learning_rates_of(optimizers)
 
     def follow_loss_scale(self, scaler: Any) -> None:

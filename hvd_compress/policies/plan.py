@@ -15,7 +15,7 @@ import torch
 from hvd_compress import schema, schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part
-from hvd_compress.compressors import Cast
+from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
@@ -46,6 +46,12 @@ class PlanFile(PolicySettings):
         plan = read(path)
         said = json.dumps(plan.model_dump(mode="json"), sort_keys=True)
         return cls(hashlib.sha256(said.encode()).hexdigest()[:16], plan)
+
+    @property
+    def compressors(self) -> tuple[Compressor, ...]:
+        plan = self.plan
+        treatments = [*plan.buckets, *plan.patterns, *([] if plan.default is None else [plan.default])]
+        return tuple(treatment.built() for treatment in treatments)
 
     def make(self, request: Request, settings: Settings) -> PlannedPolicy:
         return PlannedPolicy(self.plan)

@@ -36,6 +36,11 @@ class PolicySettings(ABC):
         """Why it needs the optimizer that exchanges gradients, which DDP has not, and what to do; or nothing."""
         return ""
 
+    @property
+    def compressors(self) -> tuple[Compressor, ...]:
+        """By what buckets may travel beside the request's own, as far as it is known before the first step."""
+        return ()
+
     def beside(self, kind: str) -> PolicySettings:
         """Return the same for gradients that an optimizer of a kind takes, "sgd" or "adam"."""
         return self
@@ -100,6 +105,11 @@ class Request:
             ConfigError: a value is out of range, or the compression has no error feedback.
         """
         return replace(self, feedback=FeedbackSchedule(initial, growth, every))
+
+    @property
+    def compressors(self) -> tuple[Compressor, ...]:
+        """By what buckets may travel, as far as it is known before the first step."""
+        return self.compressor, *(self.policy.compressors if self.policy is not None else ())
 
     def compress(self, *_: Any) -> NoReturn:
         """Not supported: Horovod asks it of what allreduce(compression=) is given."""

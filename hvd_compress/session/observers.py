@@ -56,8 +56,9 @@ class Observers:
         wide = [name for name, slot in parameters.items() if slot.dtype == torch.float64]
         if wide:
             notices.tell_float64(wide, len(parameters))
-        if not knows_optimizer and (remedy := request.compressor.refuses_momentum(0.5, adapts=False)):
-            notices.tell_momentum(request.compressor, remedy)
+        for compressor in dict.fromkeys(request.compressors) if not knows_optimizer else ():
+            if remedy := compressor.refuses_momentum(0.5, adapts=False):
+                notices.tell_momentum(compressor, remedy)
 
     def decided(self, step: int, buckets: Sequence[SessionBucket], policy: DecisionPolicy) -> None:
         """Buckets travel so from now on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ import torch
 import hvd_compress.ddp as hc
 from hvd_compress.compression import Compression
 from hvd_compress.errors import ConfigError
+from hvd_compress.front.handle import Handle
 from hvd_compress.front.optimizers import check_momentum, learning_rates_of
 from hvd_compress.optim import DeMo, OneBitAdam
+from hvd_compress.settings import Settings
 from tests.harness import REQUESTS
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import compressed, loss_of, make_model
@@ -87,6 +90,15 @@ def test_learning_rates_are_those_of_all_that_are_alive() -> None:
     assert rates() == [0.1, 0.3, 0.1]
     del second
     assert rates() == [0.1, 0.3]
+
+
+def test_what_a_plan_names_counts(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text('{"version": 1, "default": {"compressor": {"name": "dgc", "ratio": 0.1}, "scheme": "auto"}}')
+    handle = Handle({"weight": PARAMETERS[0]}, Compression.plan(file), Settings(), lambda: pytest.fail("connects"))
+    with pytest.raises(ConfigError, match=r"SGD has a momentum of its own \(0\.9\), and DGC"):
+        handle.follow(OPTIMIZERS["momentum"]())
+    handle.follow(OPTIMIZERS["plain"]())
 
 
 def test_under_ddp_it_is_told_once_or_checked() -> None:
