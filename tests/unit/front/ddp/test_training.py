@@ -175,8 +175,6 @@ def train_odd(rank: int) -> None:
         after = ddp.module.state_dict()
         unchanged = {key for key in after if torch.equal(before[key], after[key])}
         unused = {"frozen.weight", "frozen.bias", "never.weight", "never.bias"}
-        if name == "onebit":  # an element of 0 shares the mean of its block
-            unused = {key for key in unused if key.startswith("frozen")}
         assert unchanged == unused, name
         assert not any("frozen" in n for names in hc.decisions(ddp) for n in names)
 
