@@ -32,7 +32,7 @@ COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
     "auto": lambda c: c.auto(),
 }
 ROUNDS, TIMED_S = 15, 20
-"""Of DDP's steps: so many rounds, or fewer where they take longer."""
+"""Of DDP's steps: the most rounds, and the seconds after which there are fewer."""
 WARM_UP, CHOOSING = 3, 40
 """Steps before those that are timed; auto() chooses in the first of them."""
 Found = Iterator[tuple[str, Any]]

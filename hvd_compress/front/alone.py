@@ -9,7 +9,7 @@ from hvd_compress.settings import Settings
 
 
 def request_of(request: Request, ranks: int, settings: Settings) -> Request:
-    """Return what so many ranks do of what was asked for. One that is profiled compresses: that is what is measured."""
+    """Return what a number of ranks do of a request. One that is profiled compresses: that is what is measured."""
     if ranks > 1 or settings.profile is not None or settings.ccr is not None:
         return request
     dense = Request(Cast(), engine=request.engine)

@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from hvd_compress.compressors import Compressor
 from hvd_compress.errors import ConfigError
 
@@ -22,6 +24,12 @@ def learning_rates_of(optimizers: Sequence[Any]) -> Callable[[], list[float]]:
         return [float(group["lr"]) for each in alive for group in each.param_groups if "lr" in group]
 
     return rates
+
+
+def trains(optimizer: Any, model: torch.nn.Module) -> bool:
+    """Whether an optimizer has any parameter of a model."""
+    mine = {id(parameter) for parameter in model.parameters()}
+    return any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"])
 
 
 def check_momentum(compressor: Compressor, optimizer: Any) -> None:

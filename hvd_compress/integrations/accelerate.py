@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from hvd_compress.extras import needed
 from hvd_compress.front.ddp.api import handle_of
 from hvd_compress.front.ddp.refusals import trains_alone
 from hvd_compress.front.ddp.state import inner
+from hvd_compress.front.optimizers import trains
 from hvd_compress.front.original import original_of
 from hvd_compress.integrations import files
 from hvd_compress.request.request import Request
@@ -77,14 +78,8 @@ def compress(accelerator: Accelerator, model: DistributedDataParallel, compressi
     if accelerator not in _residuals:
         _residuals[accelerator] = Residuals(accelerator)
     _residuals[accelerator].keep(model)
-    trained = {id(parameter) for parameter in model.parameters()}
-    handle_of(model).follow(*(each for each in accelerator._optimizers if trains(each, trained)))
+    handle_of(model).follow(*(each for each in accelerator._optimizers if trains(each, model)))
     return model
-
-
-def trains(optimizer: Any, parameters: Container[int]) -> bool:
-    """Whether an optimizer has any of these parameters, by their ids."""
-    return any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"])
 
 
 def require_wrapped(accelerator: Accelerator, model: torch.nn.Module, remedy: str) -> None:

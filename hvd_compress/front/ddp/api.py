@@ -15,6 +15,7 @@ from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.front.ddp.refusals import check_compression, check_model, trains_alone
 from hvd_compress.front.ddp.state import CompressionState, exchange, known_state, state_of
 from hvd_compress.front.handle import Handle
+from hvd_compress.front.optimizers import trains
 from hvd_compress.front.original import original_of
 from hvd_compress.front.saving import gathered
 from hvd_compress.policies import DecisionPolicy
@@ -208,8 +209,7 @@ def follow_learning_rate(model: DistributedDataParallel, optimizer: torch.optim.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"a {type(optimizer).__name__} has no learning rates: pass the optimizer, not its scheduler")
-    mine = {id(parameter) for parameter in model.parameters()}
-    if not any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
+    if not trains(optimizer, model):
         raise ConfigError(f"this {type(optimizer).__name__} has no parameter of this model: pass that which trains it")
     handle_of(model).follow(optimizer)
 

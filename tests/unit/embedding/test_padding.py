@@ -142,8 +142,8 @@ def test_bags_of_two_tables_pass_over_the_row_of_each(mode: str) -> None:
 
 def features(world: int) -> list[list[dict[str, torch.Tensor]]]:
     generator = torch.Generator().manual_seed(world)
-    draw = lambda: torch.randint(0, ROWS, (4,), generator=generator)  # noqa: E731
-    return [[{"item": draw(), "history": draw()} for _ in range(world)] for _ in range(10)]
+    drawn_ids = torch.randint(0, ROWS, (10, world, 2, 4), generator=generator)
+    return [[{"item": item, "history": history} for item, history in step] for step in drawn_ids]
 
 
 @pytest.mark.parametrize("kind", ["lookahead", "sharded"])

@@ -1,4 +1,4 @@
-"""A job with one rank exchanges nothing and compresses nothing, and is told so."""
+"""A job with one rank exchanges nothing and compresses nothing, and a warning says so."""
 
 from __future__ import annotations
 

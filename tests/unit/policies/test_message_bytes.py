@@ -40,7 +40,7 @@ WORSE = 1.1
 
 @dataclass(frozen=True)
 class Case:
-    """A bucket of so many bytes of gradients, and the network."""
+    """A bucket of this many bytes of gradients, and the network."""
 
     ranks: int
     compressor: Requantizer
