@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import pytest
 import torch
@@ -20,7 +21,25 @@ PASS_S = 0.004
 """Of each parameter, of which there are some."""
 
 
-def trained(engine: InProcessEngine, clock: Clock, late: float, profiled: bool) -> tuple[Ccr | None, torch.Tensor, int]:
+class Together:
+    """Lets ranks begin their backward passes at one moment.
+
+    The begin of a pass is told to all who watch in this process, ranks in other threads too: it must be their own.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._barrier, self._now_s = clock, threading.Barrier(RANKS, timeout=60), [0.0] * RANKS
+
+    def begin(self, rank: int) -> None:
+        self._now_s[rank] = self._clock()
+        self._barrier.wait()
+        self._clock.reach(max(self._now_s))
+        self._barrier.wait()
+
+
+def trained(
+    engine: InProcessEngine, clock: Clock, together: Together, late: float, profiled: bool
+) -> tuple[Ccr | None, torch.Tensor, int]:
     """Train; rank 1 takes `late` times as long for its backward pass."""
     slowed(engine, lambda: 1e-6)
     parameters, optimizer = on_engine(engine, Compression.dense())
@@ -31,13 +50,17 @@ def trained(engine: InProcessEngine, clock: Clock, late: float, profiled: bool) 
         if profiled and step == 4:
             optimizer.profile_ccr(3)
         optimizer.zero_grad()
+        together.begin(engine.rank)
         backward(parameters, engine.rank, step)
         optimizer.step()
     return optimizer.ccr, torch.cat([p.detach().reshape(-1) for p in parameters.values()]), len(parameters)
 
 
 def test_a_late_rank_changes_the_backward_pass_and_not_the_collectives(clock: Clock) -> None:
-    found, late = (run_ranks(RANKS, lambda engine, by=by: trained(engine, clock, by, True)) for by in (1.0, 1.3))
+    together = Together(clock)
+    found, late = (
+        run_ranks(RANKS, lambda engine, by=by: trained(engine, clock, together, by, True)) for by in (1, 1.3)
+    )
     (even, _, parameters), (uneven, _, _) = found[0], late[0]
     assert even is not None
     assert uneven is not None
@@ -52,7 +75,8 @@ def test_a_late_rank_changes_the_backward_pass_and_not_the_collectives(clock: Cl
 
 
 def test_what_is_trained_is_the_same(clock: Clock) -> None:
-    first, second = (run_ranks(RANKS, lambda engine, on=on: trained(engine, clock, 1.0, on)) for on in (False, True))
+    together = Together(clock)
+    first, second = (run_ranks(RANKS, lambda e, on=on: trained(e, clock, together, 1, on)) for on in (False, True))
     for (nothing, plain, _), (found, profiled, _) in zip(first, second, strict=True):
         assert nothing is None
         assert found is not None
