@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -258,6 +258,13 @@ def backward(parameters: Mapping[str, torch.nn.Parameter], rank: int, step: int,
     """Give every parameter its gradient through autograd, as a loss would."""
     loss = sum((p * draw(name, tuple(p.shape), rank, step).to(p.dtype)).sum() for name, p in parameters.items())
     loss.backward()
+
+
+@torch.no_grad()
+def use(parameters: Iterable[torch.Tensor]) -> None:
+    """Do as an optimizer's step of size zero: the last result was used."""
+    for parameter in parameters:
+        parameter.mul_(1.0)
 
 
 def flat_gradient(parameters: Mapping[str, torch.nn.Parameter]) -> torch.Tensor:

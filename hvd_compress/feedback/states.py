@@ -183,6 +183,11 @@ class BucketState:
         self.spare[key], self.current[key] = self.current[key], tensor
         self.replaced = (*self.replaced, key)
 
+    @property
+    def can_revert(self) -> bool:
+        """Whether there is something that revert() would bring back."""
+        return bool(self.replaced) or (self.residual is not None and self.residual.can_revert)
+
     def revert(self) -> None:
         """Take the last commit back, unless keep() was called since: its step has failed, or nobody used its result."""
         if self.residual is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.front.optimizers import check_momentum, learning_rates_of
 from hvd_compress.front.stepped import tell_of_steps
+from hvd_compress.front.unused import UnusedResult
 from hvd_compress.policies import DecisionPolicy
 from hvd_compress.policies.ccr import Ccr
 from hvd_compress.profiler.ccr import CcrProfiler
@@ -36,6 +39,7 @@ class Handle:
         slots: what a plan of buckets needs to know of each.
         devices: where they lie, by the places of `slots`.
         session: what exchanges their buckets.
+        unused: notices where nobody has used the result of the last exchange, if a front end says when gradients come.
     """
 
     def __init__(
@@ -65,6 +69,9 @@ class Handle:
         self.session = Session(self.slots, request, settings, connect, devices=self.devices.values(), **options)
         self.session.replicas = ReplicaCheck(self.parameters, settings.check_every)
         tell_of_steps(self.session.replicas)
+        found = self.parameters
+        self.unused = UnusedResult(found, partial(_gradient, found), partial(_writes, found), self.session.drop_step)
+        tell_of_steps(self.unused)
         self.session.ccr.profiler = CcrProfiler(self.parameters)
         if settings.ccr is not None:
             self._require_profilable()
@@ -139,3 +146,12 @@ class Handle:
         """Load what state_dict() gave, as checkpoint.load(). `parameters`: all that there are, frozen ones too."""
         numels = {name: math.prod(gradient_shape(parameter)) for name, parameter in parameters.items()}
         checkpoint.load(self.session, state, numels, rank, world_size, shard)
+
+
+def _gradient(parameters: Mapping[str, torch.Tensor], name: str) -> torch.Tensor | None:
+    return parameters[name].grad
+
+
+def _writes(parameters: Mapping[str, torch.Tensor]) -> int:
+    """Return how often torch has seen parameters be written to."""
+    return sum(map(attrgetter("_version"), parameters.values()))

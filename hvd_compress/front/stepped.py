@@ -1,40 +1,72 @@
-"""An optimizer has taken a step: one hook of torch on all of them tells the checks of replicas that wait for it."""
+"""An optimizer has taken a step: one hook of torch on all of them tells those who wait for it."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from hvd_compress.session.replicas import ReplicaCheck
 
-_checks: weakref.WeakSet[ReplicaCheck] = weakref.WeakSet()
+class Watcher(Protocol):
+    """Waits for steps of optimizers of some parameters.
+
+    Attributes:
+        parameters: by name, the same as long as it lives.
+        awaits_step: whether it wants to know of the next step.
+    """
+
+    parameters: Mapping[str, torch.Tensor]
+
+    @property
+    def awaits_step(self) -> bool: ...
+
+    def take_step(self, is_captured: bool) -> None:
+        """An optimizer has taken a step. `is_captured`: in a graph, by which it will take others that nobody sees."""
+
+
+_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+_trained: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, weakref.WeakKeyDictionary[Watcher, bool]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Of an optimizer with so many parameters, whether it trains some that another watches."""
 _lock = threading.Lock()  # ranks may be threads
 _hooked = False
 
 
-def tell_of_steps(check: ReplicaCheck) -> None:
-    """Call take_step() of a check where it waits for one, after each step of an optimizer of its parameters."""
+def tell_of_steps(watcher: Watcher) -> None:
+    """Call take_step() of a watcher where it waits for one, after each step of an optimizer of its parameters."""
     global _hooked
     with _lock:
         if not _hooked:
             register_optimizer_step_post_hook(_tell)
             _hooked = True
-        _checks.add(check)
+        _watchers.add(watcher)
 
 
 def _tell(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-        return  # a step that is compiled or captured is not looked at
+    if torch.compiler.is_compiling():
+        return  # a step that is compiled is not looked at
     with _lock:
-        waiting = [check for check in _checks if check.awaits_step]
-    for check in waiting:
-        mine = {_place(parameter) for parameter in check.parameters.values()} - {0}
-        if any(_place(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
-            check.take_step()
+        waiting = [watcher for watcher in _watchers if watcher.awaits_step and _trains(optimizer, watcher)]
+    is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    for watcher in waiting:
+        watcher.take_step(is_captured)
+
+
+def _trains(optimizer: torch.optim.Optimizer, watcher: Watcher) -> bool:
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    known, found = _trained.get(optimizer, (0, weakref.WeakKeyDictionary()))
+    if known != count:
+        found = weakref.WeakKeyDictionary()
+    if watcher not in found:
+        watched = {_place(parameter) for parameter in watcher.parameters.values()} - {0}
+        found[watcher] = any(_place(p) in watched for group in optimizer.param_groups for p in group["params"])
+        _trained[optimizer] = count, found
+    return found[watcher]
 
 
 def _place(parameter: torch.Tensor) -> int:

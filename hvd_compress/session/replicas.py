@@ -115,9 +115,10 @@ class ReplicaCheck:
         self.awaits_step, self._left = is_due or self._suspected is not None, None
         self._count += 1
 
-    def take_step(self) -> None:
-        """An optimizer has changed the parameters: keep what it has left."""
-        self._left = self._sums(()).parameters
+    def take_step(self, is_captured: bool = False) -> None:
+        """An optimizer has changed the parameters: keep what it has left. `is_captured`: it will, in a graph."""
+        if not is_captured:
+            self._left = self._sums(()).parameters
 
     def _ask_again(self, suspected: Difference, step: int, layouts: Sequence[Layout], launch: Launch) -> None:
         """Compare what the last step of an optimizer has left; where some replica has seen none, later."""

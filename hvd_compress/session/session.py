@@ -299,6 +299,11 @@ class Session:
         if rescaled != 1.0:
             self.states.scale(rescaled)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether the last exchange has left anything that drop_step() would take back."""
+        return any(bucket.state.can_revert for bucket in self._exchanges)
+
     def hold_back(self, names: Collection[str]) -> None:
         """Nobody takes the last results of these parameters: what was not sent of them waits. Between two steps.
 

@@ -28,6 +28,7 @@ from tests.harness import (
     make_parameters,
     on_engine,
     remembered,
+    use,
 )
 from tests.played import LANES, PlayedLanes
 
@@ -86,6 +87,7 @@ def observe(engine: InProcessEngine, request: Request, **arguments: object) -> l
         backward(parameters, engine.rank, step)
         optimizer.synchronize()
         history.append(Seen(own, before, flat_residual(optimizer, parameters), flat_gradient(parameters).clone()))
+        use(parameters.values())
         optimizer.zero_grad()
     return history
 
@@ -121,6 +123,7 @@ def test_topk_follows_the_loop_that_anybody_would_write() -> None:
         residual = corrected - sent
         assert torch.equal(parameters["w"].grad.reshape(-1), sent)
         assert torch.equal(flat_residual(optimizer, parameters), residual)
+        use(parameters.values())
         optimizer.zero_grad()
 
 
@@ -146,6 +149,7 @@ def test_what_is_not_sent_waits_with_its_residual_shrunk(shard: bool) -> None:
         expected = torch.zeros(10)
         expected[sent[step]], residual[sent[step]] = residual[sent[step]], 0
         torch.testing.assert_close(parameters["w"].grad, expected)
+        use(parameters.values())
         optimizer.zero_grad()
 
 
@@ -199,6 +203,7 @@ def test_a_step_that_is_not_finite_leaves_the_whole_residual(name: str) -> None:
         for step in range(2):
             backward(parameters, engine.rank, step)
             optimizer.synchronize()
+            use(parameters.values())
             optimizer.zero_grad()
         before = flat_residual(optimizer, parameters)
         if engine.rank == 1:
@@ -219,6 +224,7 @@ def test_a_skipped_bucket_that_is_not_finite_keeps_the_whole_residual() -> None:
         before = flat_residual(optimizer, parameters)
         (parameters["w"] * gradient("w", (10,), 0, step) * (torch.nan if step == 2 else 1.0)).sum().backward()
         optimizer.synchronize()
+        use(parameters.values())
         optimizer.zero_grad()
     assert before.any()
     assert torch.equal(flat_residual(optimizer, parameters), before)

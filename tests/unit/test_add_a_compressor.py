@@ -12,7 +12,7 @@ import torch
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, PayloadError, UsageError
-from tests.harness import alone, backward, flat_gradient, flat_residual, gradient, on_engine
+from tests.harness import alone, backward, flat_gradient, flat_residual, gradient, on_engine, use
 
 PAGE = Path(__file__).parents[2] / "docs" / "add_a_compressor.md"
 (CODE,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -41,6 +41,7 @@ def test_its_compressor_trains(compressor: type, size: int) -> None:
             own = torch.cat([gradient(name, p.shape, engine.rank, step).reshape(-1) for name, p in parameters.items()])
             backward(parameters, engine.rank, step)
             optimizer.synchronize()
+            use(parameters.values())
             steps.append((before + own, flat_residual(optimizer, parameters), flat_gradient(parameters)))
             optimizer.zero_grad()
         return steps
@@ -79,6 +80,7 @@ def test_a_size_that_wire_does_not_say_is_refused(compressor: type) -> None:
         parameters, optimizer = on_engine(engine, Compression.of(Greedy(20)))
         backward(parameters, engine.rank, 0)
         optimizer.synchronize()
+        use(parameters.values())
 
     with pytest.raises(PayloadError, match=r"Greedy\(.*run=20\) sends \d+ bytes, and its wire\(\) says \d+"):
         run_ranks(2, train)
@@ -96,6 +98,7 @@ def test_a_nan_that_is_not_selected_is_seen_by_all(compressor: type) -> None:
             parameters["first.weight"].register_hook(lambda own: own.index_fill(1, torch.tensor(3), torch.nan))
         backward(parameters, engine.rank, 0)
         optimizer.synchronize()
+        use(parameters.values())
         return flat_gradient(parameters), flat_residual(optimizer, parameters)
 
     for result, residual in run_ranks(2, train):

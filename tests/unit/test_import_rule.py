@@ -66,7 +66,7 @@ ALLOWED = {
         "settings",
     },
     "front/optimizer/watchers": {"errors"},
-    "front/optimizer/gradient_hooks": {"front.eagerly"},
+    "front/gradient_hooks": {"front.eagerly"},
     "front/eagerly": set(),
     "front/optimizer/named_parameters": {"errors"},
     "front/optimizer/snapshot": {"errors"},

@@ -185,7 +185,8 @@ def drop_step(model: DistributedDataParallel) -> None:
     """Forget what the last exchange has left in residuals and compressors' states: its result is not used.
 
     Call it where a step is left out, on every rank, before the next backward pass. Nothing is communicated. It reaches
-    one exchange back.
+    one exchange back. Where no parameter has moved since and gradients are None or zero when the next ones come, that
+    is seen without this call.
 
     Raises UsageError within a backward pass.
     """

@@ -21,6 +21,7 @@ from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedErro
 from hvd_compress.front.ddp.accumulators import Accumulators
 from hvd_compress.front.ddp.regroup import Filled, put_back, regrouped
 from hvd_compress.front.eagerly import eagerly
+from hvd_compress.front.gradient_hooks import GradientHooks
 from hvd_compress.front.handle import Handle
 from hvd_compress.request.request import Request
 from hvd_compress.session.notices import tell_bucket_cap
@@ -91,9 +92,9 @@ class GradientHook:
         self._has_begun = False  # whether DDP has seen a forward pass since the last exchange
         self._told_apart = False
         self._watch: Watch | None = Watch()
-        first = next(iter(self._parameters.values()))
-        me = weakref.ref(self)  # the parameter must not hold it
-        first.register_post_accumulate_grad_hook(partial(_gradient_came, me))  # type: ignore[no-untyped-call]
+        self._unused, me = self.handle.unused, weakref.ref(self)  # a parameter must not hold this
+        watched = [self._parameters[name] for name in self._unused.watched]
+        self._hooks = GradientHooks(watched, partial(_gradient_comes, me), partial(_gradient_came, me))
 
     def __call__(self, bucket: GradBucket) -> Result:
         """Take one bucket; the future holds the average over ranks, which lies in the bucket, when the step is over.
@@ -112,6 +113,10 @@ class GradientHook:
         """An error has left DDP within a step: exchange nothing more, and let no forward pass begin."""
         self.session.fail(error)
         self._failure = str(error) or type(error).__name__
+
+    def comes(self) -> None:
+        """The gradient of a parameter that is watched is about to be computed."""
+        self._unused.comes()
 
     def came(self) -> None:
         """A gradient was accumulated. Warn, once, where DDP does not know of it."""
@@ -169,6 +174,7 @@ class GradientHook:
 
     def _begin(self) -> None:
         self._step, self._held = [], False
+        self._unused.comes()  # where none that is watched has come yet
         self.session.begin_step()
 
     def _finish(self) -> None:
@@ -195,11 +201,11 @@ class GradientHook:
             put_back(buckets, own)
         for taken in self._step:
             taken.future.set_result(taken.buffer)
-        if in_backward and (self._leaves_out() or self.session.unsent):
-            results, engine, unsent = self._step, torch.autograd.Variable._execution_engine, self.session.unsent
-            given = results if self._leaves_out() else ()
+        if in_backward and (self._leaves_out() or self.session.unsent or self.session.remembers):
+            engine, unsent = torch.autograd.Variable._execution_engine, self.session.unsent
+            given = self._step if self._leaves_out() else ()
             # DDP ends the backward pass in a callback that is queued after this one: another one follows it.
-            engine.queue_callback(lambda: engine.queue_callback(lambda: self._give(given, unsent)))
+            engine.queue_callback(lambda: engine.queue_callback(lambda: self._end_pass(given, unsent)))
         self._step = []
 
     def _advise(self) -> None:
@@ -234,6 +240,12 @@ class GradientHook:
         layouts = [layout for layout, _ in own]
         wanted = cut_as(self.session.resumes_with, layouts) if self._resumes else None
         return own if wanted is None or wanted == layouts else regrouped(own, wanted)
+
+    def _end_pass(self, results: Sequence[_Taken], unsent: Collection[str]) -> None:
+        """DDP has given parameters their results."""
+        self._give(results, unsent)
+        if self.session.remembers:
+            self._unused.exchanged()
 
     @torch.no_grad()
     def _give(self, results: Sequence[_Taken], unsent: Collection[str]) -> None:
@@ -286,6 +298,13 @@ class GradientHook:
                 )
             self._cuts[key] = layout, [_strides(parameter) for parameter in parameters]
         return self._cuts[key]
+
+
+@eagerly
+def _gradient_comes(me: weakref.ref[GradientHook], _: torch.Tensor) -> None:
+    hook = me()
+    if hook is not None:
+        hook.comes()
 
 
 @eagerly

@@ -6,6 +6,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from hvd_compress.front.eagerly import eagerly
 from hvd_compress.front.fsdp.groups import ParamGroup, Shard
 from hvd_compress.front.handle import Handle
 from hvd_compress.front.stepped import tell_of_steps
+from hvd_compress.front.unused import UnusedResult
 from hvd_compress.request.request import Request
 from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.settings import Settings
@@ -67,6 +69,11 @@ class GradientExchange:
         self.session.replicas = None if scatters else ReplicaCheck(replicas, settings.check_every)
         if self.session.replicas is not None:
             tell_of_steps(self.session.replicas)
+        shards = replicas.found
+        self._unused = UnusedResult(
+            replicas, partial(_gradient, shards), partial(_writes, shards), self.session.drop_step
+        )
+        tell_of_steps(self._unused)
         self._flats: dict[tuple[str, ...], torch.Tensor] = {}  # of shards that replicas average
         self._came: list[tuple[str, ...]] = []  # in this step
         self._passes: set[int] = set()  # of this step: a reentrant checkpoint has a backward pass within another
@@ -139,6 +146,7 @@ class GradientExchange:
             self._passes.add(backward_pass)
 
     def _begin(self) -> None:
+        self._unused.comes()  # FSDP adds to the sharded gradients later
         self.session.begin_step()
         if not self._opened:
             self._open()
@@ -226,6 +234,8 @@ class GradientExchange:
                 ):
                     shard.add(part)
             self._order()
+            if self.session.remembers:
+                self._unused.exchanged()
         except BaseException as error:
             self.session.fail(error)
             raise
@@ -298,21 +308,36 @@ class _Locals(Mapping[str, torch.Tensor]):
     """Tensors that are looked up when they are read, as torch replaces sharded parameters.
 
     It does not hold them: a session lives until its model is dropped, and a shard knows its module.
+
+    Attributes:
+        found: the shards by name.
     """
 
     def __init__(self, found: Mapping[str, weakref.ref[Shard]]) -> None:
-        self._found = found
+        self.found = found
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        shard = self._found[name]()
-        assert shard is not None
-        return shard.local()
+        return _there(self.found[name]).local()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+        return iter(self.found)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self.found)
+
+
+def _there(shard: weakref.ref[Shard]) -> Shard:
+    found = shard()
+    assert found is not None
+    return found
+
+
+def _gradient(shards: Mapping[str, weakref.ref[Shard]], name: str) -> torch.Tensor | None:
+    return _there(shards[name]).gradient
+
+
+def _writes(shards: Mapping[str, weakref.ref[Shard]]) -> int:
+    return sum(_there(shard).writes for shard in shards.values())
 
 
 def _words(scatters: bool) -> str:

@@ -15,8 +15,8 @@ import torch
 from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.eagerly import eagerly
+from hvd_compress.front.gradient_hooks import GradientHooks, Handle
 from hvd_compress.front.handle import Handle as SessionHandle
-from hvd_compress.front.optimizer.gradient_hooks import GradientHooks, Handle
 from hvd_compress.front.optimizer.named_parameters import trainable
 from hvd_compress.front.optimizer.reducer import Reducer
 from hvd_compress.front.optimizer.rollout import HOW, Rollout, roll_out
@@ -283,7 +283,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
         """Forget what the last exchange has left in residuals and compressors' states: its result is not used.
 
         Call it where a step is left out, on every rank, after synchronize() and before the next backward pass. Nothing
-        is communicated. It reaches one exchange back.
+        is communicated. It reaches one exchange back. Where no parameter has moved since and gradients are None or zero
+        when the next ones come, that is seen without this call.
 
         Raises UsageError while gradients are being exchanged.
         """
@@ -394,6 +395,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
                 f"{self.backward_passes_per_step} times before step(): increase it to accumulate gradients, or call "
                 f"step() after each backward pass{_OTHER_LOSS}"
             )
+        if self._reducer is not None:
+            self._reducer.comes()
 
     def _gradient_ready(self, parameter: torch.Tensor) -> None:
         if not self._dirty:

@@ -94,6 +94,7 @@ class Reducer:
             arrivals=arrivals,
         )
         self.session, self._parameters = self.handle.session, self.handle.parameters
+        self._unused = self.handle.unused
         self._ready: list[str] = []
         self._held: dict[str, torch.Tensor] = {}  # gradients of the first step, before there are buckets
         self._buckets: list[Bucket] = []
@@ -105,6 +106,10 @@ class Reducer:
         self._first_cut: Sequence[Layout] = ()
         self._cutting: Cutting | None = None  # while it may be cut anew
         self._ended_s = perf_counter()
+
+    def comes(self) -> None:
+        """The gradient of some parameter is about to be computed."""
+        self._unused.comes()
 
     def ready(self, name: str) -> None:
         """The gradient of a parameter is final for this step. Call it at most once a step and parameter."""
@@ -161,6 +166,8 @@ class Reducer:
                 parameter = self._parameters[name]
                 if parameter.grad is not None or parameter.requires_grad:
                     parameter.grad = result
+            if self.session.remembers:
+                self._unused.exchanged()
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
             self.session.fail(error)
             raise

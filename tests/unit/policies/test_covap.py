@@ -26,6 +26,7 @@ from tests.harness import (
     make_parameters,
     on_engine,
     remembered,
+    use,
 )
 
 INTERVAL = 3
@@ -54,6 +55,7 @@ def test_bucket_t_is_sent_in_step_s_iff_t_plus_s_is_a_multiple() -> None:
         for step in range(7):
             backward(parameters, engine.rank, step)
             optimizer.synchronize()
+            use(parameters.values())
             buckets = list(optimizer.decisions)  # all three, by number
             sent.append([bool(parameters[names[0]].grad.any()) for names in buckets])
             bytes_.append(optimizer.last_step.sent_bytes)
@@ -78,6 +80,7 @@ def test_what_is_not_sent_is_left() -> None:
             optimizer.zero_grad()
             backward(parameters, engine.rank, step)
             optimizer.synchronize()
+            use(parameters.values())
             came = came + flat_gradient(parameters)
         return came, flat_residual(optimizer, parameters)
 
@@ -137,6 +140,7 @@ def test_a_step_that_is_not_finite_changes_no_residual_of_a_skipped_bucket() -> 
             )
             loss.backward()
             optimizer.synchronize()
+            use(parameters.values())
             optimizer.zero_grad()
         after = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
         assert not optimizer.last_step.finite
@@ -181,6 +185,7 @@ def test_nothing_of_a_shard_is_lost(name: str, interval: int) -> None:
             optimizer.zero_grad()
             backward(parameters, engine.rank, step)
             optimizer.synchronize()
+            use(parameters.values())
             came = came + flat_gradient(parameters)
             moved.append(optimizer.last_step.sent_bytes)
         assert len(optimizer.decisions) == 1
@@ -206,6 +211,7 @@ def test_shards_take_turns() -> None:
         for step in range(6):
             backward(parameters, engine.rank, step)
             optimizer.synchronize()
+            use(parameters.values())
             ((names, decision),) = optimizer.decisions.items()
             shards.append(decision.shard)  # of the next step
             assert decision.reason == f"asked for; shard {decision.shard.number + 1} of 4"
@@ -230,6 +236,7 @@ def test_shards_of_16_bits(dtype: torch.dtype) -> None:
             optimizer.zero_grad()
             backward(parameters, engine.rank, step)
             optimizer.synchronize()
+            use(parameters.values())
             came = came + flat_gradient(parameters)
         return came, flat_residual(optimizer, parameters)
 
@@ -297,6 +304,7 @@ def test_float64_is_sent_in_each_step() -> None:
     for step in range(3):
         backward(parameters, 0, step)
         optimizer.synchronize()
+        use(parameters.values())
         assert all(parameter.grad.any() for parameter in parameters.values())
         optimizer.zero_grad()
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import copy
 import io
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
 from hvd_compress.errors import ConfigError
-from tests.harness import remembered
+from tests.harness import remembered, use
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import (
     Given,
+    batch,
     check_ranks_equal,
     compressed,
     flat,
@@ -86,6 +89,93 @@ def drop_spike(rank: int) -> None:
         assert not torch.equal(residuals(ddp), left), name
         hc.drop_step(ddp)
         assert torch.equal(residuals(ddp), left), name
+
+
+def test_a_step_that_is_dropped_is_noticed() -> None:
+    run_ranks(notice)
+
+
+def notice(rank: int) -> None:
+    programs = (skips_a_loss, attacks, spikes_in_mixed_precision, accumulates_and_drops)
+    for name, program in zip((*METHODS, "topk", "auto"), 3 * programs, strict=True):
+        said, noticed = (trained_by(program, name, rank, says) for says in (True, False))
+        assert torch.equal(*map(flat, (said, noticed))), (name, program.__name__)
+        assert torch.equal(*map(residuals, (said, noticed))), (name, program.__name__)
+        check_ranks_equal(noticed, 8)
+
+
+Program = Callable[[DistributedDataParallel, torch.optim.Optimizer, int, int, Callable[[], None]], None]
+
+
+def trained_by(program: Program, name: str, rank: int, says: bool) -> DistributedDataParallel:
+    ddp = compressed(make_model(), name)
+    optimizer = optimizer_of(ddp)
+    for step in range(8):
+        program(ddp, optimizer, rank, step, lambda: hc.drop_step(ddp) if says else None)
+    optimizer.zero_grad()
+    loss_of(ddp, rank, 8).backward()  # without it, nobody would have noticed the last one
+    return ddp
+
+
+def skips_a_loss(
+    ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, rank: int, step: int, drop: Callable[[], None]
+) -> None:
+    """After backward(); gradients stay zeros or become None, in turn."""
+    is_spike = step in (0, 4, 5)
+    optimizer.zero_grad(set_to_none=step % 2 == 0)
+    ((1000 if is_spike else 1) * loss_of(ddp, rank, step)).backward()
+    if is_spike:
+        drop()
+    else:
+        optimizer.step()
+
+
+def attacks(
+    ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, rank: int, step: int, drop: Callable[[], None]
+) -> None:
+    """By a gradient of the images, as in adversarial training."""
+    images, labels = batch(rank, step)
+    images.requires_grad_()
+    (100 * functional.cross_entropy(ddp(images), labels)).backward()
+    drop()
+    optimizer.zero_grad()
+    functional.cross_entropy(ddp((images + 0.1 * images.grad.sign()).detach()), labels).backward()
+    optimizer.step()
+
+
+def spikes_in_mixed_precision(
+    ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, rank: int, step: int, drop: Callable[[], None]
+) -> None:
+    """Each step accumulates over two passes; a scaler skips one that is not finite, the program one that is large."""
+    if step == 0:
+        ddp.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+        hc.follow_loss_scale(ddp, ddp.scaler)
+    factor = {2: float("inf"), 4: 1000.0}.get(step, 1.0)
+    optimizer.zero_grad()
+    with ddp.no_sync():
+        ddp.scaler.scale(factor * loss_of(ddp, rank, step)).backward()
+    ddp.scaler.scale(factor * loss_of(ddp, rank, step + 100)).backward()
+    ddp.scaler.unscale_(optimizer)
+    if step == 4:
+        drop()
+    else:
+        ddp.scaler.step(optimizer)
+    ddp.scaler.update()
+
+
+def accumulates_and_drops(
+    ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, rank: int, step: int, drop: Callable[[], None]
+) -> None:
+    """Two exchanges add to one gradient, by which the optimizer moves some parameters; a third is dropped."""
+    optimizer.zero_grad()
+    for micro in (0, 1):
+        loss_of(ddp, rank, step + 100 * micro).backward()
+    for parameter in list(ddp.parameters())[: step % 5]:
+        parameter.grad = None  # the optimizer leaves them out
+    optimizer.step()
+    optimizer.zero_grad()
+    (1000 * loss_of(ddp, rank, step)).backward()
+    drop()
 
 
 def test_scaling_by_powers_of_two_changes_no_result() -> None:
@@ -345,6 +435,7 @@ def owe(rank: int) -> None:
             for n, parameter in ddp.module.named_parameters():
                 if parameter.grad is not None:
                     came[n] += parameter.grad
+            use(ddp.parameters())
         left = remembered(hc.state_dict(ddp))["residuals"]
         for n, total in came.items():
             owed = left.get(n, torch.zeros(total.numel()))

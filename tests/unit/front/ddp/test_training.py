@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
 from hvd_compress.engines import base as engines_base
-from tests.harness import gradient, remembered
+from tests.harness import gradient, remembered, use
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import (
     REQUESTS,
@@ -303,6 +303,7 @@ def conserve(rank: int) -> None:
         for step in range(6):
             ddp.zero_grad()
             ddp(rank, step).backward()
+            use(ddp.parameters())
             cuts.append(tuple(hc.decisions(ddp)))
             left = remembered(hc.state_dict(ddp))["residuals"]
             for n, parameter in ddp.module.named_parameters():

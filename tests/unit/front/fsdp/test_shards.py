@@ -55,6 +55,7 @@ def check_all(rank: int) -> None:
     checks = (
         as_plain, layers_frozen_and_unfrozen, with_other_dtypes, accumulated, learns, resumes, overlaps, overflows,
         leaves_out, called_twice, checkpointed, orders, lets_go, logged, of_another_mesh, dropped, step_dropped,
+        step_dropped_without_a_call,
     )  # fmt: skip
     for check in checks:
         check(rank, mesh)
@@ -193,6 +194,22 @@ def step_dropped(rank: int, mesh: Any) -> None:
     (now,) = hc.state_dict(model)["ranks"].values()
     assert not all(torch.equal(spiked["residuals"][n], r) for n, r in was["residuals"].items())
     assert all(torch.equal(now["residuals"][n], r) for n, r in was["residuals"].items())
+
+
+def step_dropped_without_a_call(rank: int, mesh: Any) -> None:
+    found = []
+    for says in (True, False):
+        model = compressed(mesh, hc.Compression.int4(), True)
+        optimizer = adam(model)
+        train(model, optimizer, range(2))
+        for step in (2, 3):
+            optimizer.zero_grad(set_to_none=step == 2)
+            (1000 * loss_of(model, step)).backward()
+            if says:
+                hc.drop_step(model)
+        train(model, optimizer, range(4, 6))
+        found.append(parameters(model))
+    assert torch.equal(*found)
 
 
 def leaves_out(rank: int, mesh: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -30,6 +30,9 @@ REQUESTS = {
     "covap": Compression.covap(interval=2),
     "accordion": Compression.accordion(Compression.powersgd(2), Compression.powersgd(1), epoch_steps=9),
 }
+
+
+Program = Callable[[ReducingOptimizer, Mapping[str, torch.nn.Parameter], int], None]
 
 
 def spike(name: str, shape: tuple[int, ...], rank: int, step: int) -> torch.Tensor:
@@ -76,6 +79,113 @@ def test_what_it_has_left_is_forgotten(name: str, after: int) -> None:
         assert largest < 100, "nothing of the spike comes back"
 
     run_ranks(3, body)
+
+
+def left_out(optimizer: ReducingOptimizer, parameters: Mapping[str, torch.nn.Parameter], rank: int, step: int) -> None:
+    """A program drops a step, and does not say so."""
+    backward(parameters, rank, step, spike)
+    optimizer.synchronize()
+    optimizer.zero_grad(set_to_none=step % 2 == 0)
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("after", [0, 3], ids=["at first", "later"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_it_is_noticed_without_a_call(name: str, after: int, size: int) -> None:
+    def body(engine: InProcessEngine, says: bool) -> dict[str, torch.Tensor]:
+        parameters, rank = make_parameters(SHAPES), engine.rank
+        optimizer = make_optimizer(parameters, REQUESTS[name], lambda: engine, rank, engine.world_size, momentum=0.9)
+        train(optimizer, parameters, rank, range(after))
+        for step in (after, after + 1):  # one after the other
+            left_out(optimizer, parameters, rank, step)
+            if says:
+                optimizer.drop_step()
+        train(optimizer, parameters, rank, range(after + 2, after + 4))
+        return {**kept(optimizer), **{name: parameter.detach() for name, parameter in parameters.items()}}
+
+    said, noticed = (run_ranks(size, lambda engine, says=says: body(engine, says)) for says in (True, False))
+    assert all(map(is_same, noticed, said))
+
+
+def accumulates(optimizer: ReducingOptimizer, parameters: Mapping[str, torch.nn.Parameter], rank: int) -> None:
+    """Several exchanges add to one gradient."""
+    for step in (2, 3):
+        backward(parameters, rank, step)
+        optimizer.synchronize()
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+def clips_and_accumulates(
+    optimizer: ReducingOptimizer, parameters: Mapping[str, torch.nn.Parameter], rank: int
+) -> None:
+    for step in (2, 3):
+        backward(parameters, rank, step)
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(parameters.values(), 0.1)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+def writes_itself(optimizer: ReducingOptimizer, parameters: Mapping[str, torch.nn.Parameter], rank: int) -> None:
+    """No optimizer takes the step, and torch counts no write."""
+    for step in (2, 3):
+        backward(parameters, rank, step)
+        optimizer.synchronize()
+        for parameter in parameters.values():
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+        optimizer.zero_grad()
+
+
+def has_its_own_optimizer(
+    optimizer: ReducingOptimizer, parameters: Mapping[str, torch.nn.Parameter], rank: int
+) -> None:
+    """Of those kernels of torch that count no write."""
+    own = torch.optim.SGD(list(parameters.values()), lr=0.1, fused=True)
+    for step in (2, 3):
+        backward(parameters, rank, step)
+        optimizer.synchronize()
+        own.step()
+        own.zero_grad()
+
+
+def combines(optimizer: ReducingOptimizer, parameters: Mapping[str, torch.nn.Parameter], rank: int) -> None:
+    """Gradients of two losses, put aside, become one: from its second step on it is known."""
+    for pair in ((2, 3), (4, 5)):
+        found = []
+        for step in pair:
+            optimizer.zero_grad()
+            backward(parameters, rank, step)
+            optimizer.synchronize()
+            found.append([parameter.grad.clone() for parameter in parameters.values()])
+        for parameter, one, other in zip(parameters.values(), *found, strict=True):
+            parameter.grad = one + other
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("program", "times"),
+    [(accumulates, 0), (clips_and_accumulates, 0), (writes_itself, 0), (has_its_own_optimizer, 0), (combines, 1)],
+)
+@pytest.mark.parametrize("known", [0, 2], ids=["at first", "later"])
+def test_a_result_that_was_used_is_not_taken_back(program: Program, times: int, known: int) -> None:
+    dropped: list[int] = []
+
+    def body(engine: InProcessEngine) -> None:
+        parameters, rank = make_parameters(SHAPES), engine.rank
+        optimizer = make_optimizer(parameters, Request(COMPRESSORS["topk"]), lambda: engine, rank, 2)
+        if program is not writes_itself:  # where steps are seen, they are looked for in the same way from then on
+            train(optimizer, parameters, rank, range(known))
+        session = optimizer._reducer.session
+        optimizer._reducer._unused._drop = lambda: (dropped.append(rank), session.drop_step())
+        program(optimizer, parameters, rank)
+        optimizer.zero_grad()
+        backward(parameters, rank, 6)
+        optimizer.synchronize()
+
+    run_ranks(2, body)
+    assert sorted(dropped) == sorted([0, 1] * times)
 
 
 def test_in_mixed_precision_it_is_forgotten_in_the_units_of_today() -> None:
