@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -100,3 +101,29 @@ def test_every_step_is_the_same_on_all_ranks(name: str, engine: str) -> None:
     assert [optimizer.last_step.step for optimizer in gan.optimizers] == [STEPS - 1, STEPS - 1]
     if name != "dense":
         assert all(residuals(optimizer).any() for optimizer in gan.optimizers)
+
+
+def test_two_models_without_names_are_told_of_once() -> None:
+    def made(named: bool) -> tuple[nn.Module, Any]:
+        model = nn.Linear(4, 3)
+        names = model.named_parameters() if named else None
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, hvd.DistributedOptimizer(sgd, names, compression=hvd.Compression.int4())
+
+    def step(*pairs: tuple[nn.Module, Any]) -> None:
+        for model, optimizer in pairs:
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(made(named=False))
+        fold = made(named=False)  # the one before is not used any more
+        step(fold, made(named=True))
+    other = made(named=False)
+    with pytest.warns(
+        UserWarning, match="two optimizers are in use that were wrapped without named_parameters"
+    ) as told:
+        step(fold, other, fold, other)
+    assert len(told) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ from hvd_compress.front.optimizer.watchers import taking_over
 from hvd_compress.profiler.job import profiled_once
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
+from hvd_compress.warned import warn_caller
 
 _horovods = horovod.torch.optimizer.DistributedOptimizer  # patch_horovod() puts ours in its place
 
@@ -117,7 +119,29 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
             asked = request_of(asked, process_set.size(), settings)
             connect = partial(_connect, compression.engine, process_set, settings.horovod_niceness)
             reducer = Reducer(parameters, asked, connect, options, settings, arrivals=arrivals)
-            return wrap(optimizer, names, reducer, backward_passes_per_step, process_set.rank(), process_set.size())
+            wrapped = wrap(optimizer, names, reducer, backward_passes_per_step, process_set.rank(), process_set.size())
+    if named_parameters is None:
+        _tell_of_another(wrapped)
+    return wrapped
+
+
+_without_names: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+
+def _tell_of_another(wrapped: torch.optim.Optimizer) -> None:
+    """Warn, once, where two optimizers that call their parameters alike are in use: one steps, and this was wrapped."""
+
+    def tell(*_: Any) -> None:
+        for hook in hooks:
+            hook.remove()
+        warn_caller(
+            "two optimizers are in use that were wrapped without named_parameters: both call their parameters "
+            "noname.0.0 and so on, so that neither a message nor a checkpoint tells one model's from the other's. Pass "
+            "each its own model.named_parameters()"
+        )
+
+    hooks = [other.register_step_post_hook(tell) for other in _without_names]
+    _without_names.add(wrapped)
 
 
 def _connect(name: str, process_set: Any, niceness: int) -> Engine:
