@@ -84,3 +84,12 @@ def tell_nonfinite(step: int, buckets: Sequence[str]) -> None:
         step,
         ", ".join(buckets),
     )
+
+
+def tell_given_up(step: int) -> None:
+    """An error has ended the backward pass on all ranks."""
+    log.warning(
+        "hvd_compress: step %d: an error has ended the backward pass on all ranks, and what had left of its gradients "
+        "is forgotten; residuals stay as they were",
+        step,
+    )

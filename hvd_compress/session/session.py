@@ -21,7 +21,7 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.devices import Lanes
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import ConfigError, ReplicaError, UsageError, located, received
+from hvd_compress.errors import CommunicationError, ConfigError, ReplicaError, UsageError, located, received
 from hvd_compress.feedback.loss_scale import LossScale
 from hvd_compress.feedback.states import RESULT_SUM, BucketState, States
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, StepMoments, policy_for
@@ -32,7 +32,7 @@ from hvd_compress.schemes import Probe
 from hvd_compress.session.bucket import SessionBucket
 from hvd_compress.session.handshake import Agreement, Offer, agree
 from hvd_compress.session.metrics import StepMetrics
-from hvd_compress.session.notices import tell_other_choice, tell_unused
+from hvd_compress.session.notices import tell_given_up, tell_other_choice, tell_unused
 from hvd_compress.session.observers import Observers
 from hvd_compress.session.pipeline import Pipeline
 from hvd_compress.session.profiling import CcrMeasurement, Profiling
@@ -67,6 +67,7 @@ class Session:
         learning_rates: gives those of the coming steps, where a front end knows the optimizer.
         unsent: names of parameters that are to have no gradient, since the last exchange has sent nothing of them; the
             same on all ranks, and empty unless the policy `holds_unsent`.
+        may_give_up: whether the front end can go on after a backward pass that an error has ended.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Session:
         self.resumes_kinds: frozenset[str] = frozenset()
         self.learning_rates: Callable[[], Sequence[float]] = tuple
         self.unsent: frozenset[str] = frozenset()
+        self.may_give_up = False
         self._observers: Observers | None = None
         self._metrics = StepMetrics()
         self._begun_s: float | None = None
@@ -406,14 +408,16 @@ class Session:
         """Return a result that lies in no bucket, as of a sparse layout, between end_step() and the next one."""
         return self._results[number]
 
-    def end_step(self, waited_from_s: float | None = None) -> StepReport:
+    def end_step(self, waited_from_s: float | None = None, gives_up: bool = False) -> StepReport:
         """Wait for all buckets; what they remember is kept if all is finite. The next step travels as the policy says.
 
         Args:
             waited_from_s: when the front end began to wait, by time.perf_counter(); now, if not given.
+            gives_up: whether this rank lacks gradients, and has handed over some that are not finite.
 
         Raises:
             CommunicationError, PayloadError: the exchange failed. What is remembered is as it was before the step.
+            CommunicationError: some ranks give the step up and others do not; on all ranks.
             ReplicaError: parameters or results differ between ranks; on all ranks.
         """
         start_s = perf_counter() if waited_from_s is None else waited_from_s
@@ -425,12 +429,13 @@ class Session:
             exchanged = self._pipeline.finish()
             with located(f"rank {self._engine.job_rank}, step {self.step}"), received():
                 native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
+            given_up = self.may_give_up and not exchanged.finite and self._is_given_up(gives_up)
             self._commit(exchanged)
             self._check_replicas()
             begun_s, held_back = min(self._begun_s or start_s, start_s), self.holds_back
             moments = StepMoments(self._returned_s, begun_s, start_s, perf_counter(), held_back)
             observers.trace(self.step, self._exchanges, exchanged.spans, moments)
-            if self._cut_anew:
+            if self._cut_anew or given_up:
                 policy.resume()  # it knows nothing of how this step travelled
             else:
                 metrics = zip(exchanged.spans, self._exchanges, strict=True)
@@ -463,7 +468,9 @@ class Session:
                 if bucket.state is state:
                     state.revert()
             raise
-        if not exchanged.finite:
+        if given_up and not self._engine.rank:
+            tell_given_up(self.step)
+        if not exchanged.finite and not given_up:
             observers.nonfinite(self.step, [self._exchanges[number] for number in exchanged.nonfinite])
         before = self.last_step.nonfinite_steps if self.last_step is not None else 0
         self.last_step = StepReport.of(exchanged, self.step, perf_counter() - start_s, self._dense_bytes, before)
@@ -592,6 +599,23 @@ class Session:
                 self._results[bucket.number] = result
                 made = (result._indices(), result._values()) if bucket.layout.sparse else (result,)
                 bucket.lane.wait_output(*made)
+
+    def _is_given_up(self, mine: bool) -> bool:
+        """Some gradients were not finite: return whether all ranks give the step up. Collective.
+
+        Raises CommunicationError where some do, on all ranks.
+        """
+        figures = self._pipeline.begin(partial(_gathered, [mine]), f"step {self.step}, who gives it up")()
+        ranks = [str(rank) for rank, (gives_up,) in zip(self._engine.ranks, figures, strict=True) if gives_up]
+        if 0 < len(ranks) < len(figures):
+            error = CommunicationError(
+                f"step {self.step}: an error has ended the backward pass on {'ranks' if ranks[1:] else 'rank'} "
+                f"{', '.join(ranks)}, and not on the others, whose gradients lack those: a step can be given up on all "
+                "ranks alone"
+            )
+            self._pipeline.refuse(error)  # no collective is unfinished
+            raise error
+        return bool(ranks)
 
     def _check_replicas(self) -> None:
         if self.replicas is None or self._is_profiled or self._engine.world_size == 1:

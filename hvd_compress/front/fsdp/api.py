@@ -105,7 +105,8 @@ def compress(
             for group in groups_of(model, frozen=True):
                 _install(exchange, group)
     _exchanges[model], _asked[model] = weakref.ref(exchange), asked
-    model.register_forward_pre_hook(partial(_require_working, exchange))
+    # Before FSDP itself gathers parameters, to which ranks that are in their backward pass do not come.
+    model.register_forward_pre_hook(partial(_require_working, exchange), prepend=True)
     at_end(model, exchange.session.close)
     return given
 

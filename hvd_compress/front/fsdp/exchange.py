@@ -78,6 +78,7 @@ class GradientExchange:
         self._came: list[tuple[str, ...]] = []  # in this step
         self._passes: set[int] = set()  # of this step: a reentrant checkpoint has a backward pass within another
         self._opened = self._ordered = False
+        self.session.may_give_up = True
 
     def parameters_of(self, bucket: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of the parameters of a bucket."""
@@ -106,10 +107,42 @@ class GradientExchange:
             raise
 
     def require_working(self) -> None:
-        """A forward pass begins. Raises CommunicationError after a failure, also of a backward pass half-way."""
-        if self._came and torch._C._current_graph_task_id() == -1:
-            self.session.fail(CommunicationError("a backward pass has ended before all gradients were exchanged"))
+        """A forward pass begins. Raises CommunicationError after a failure; and on all ranks, where an error has ended
+        the backward pass before it on some.
+        """
         self.session.refuse_after_failure()
+        if self._came and torch._C._current_graph_task_id() == -1:
+            self._give_up()
+
+    @eagerly
+    @torch.no_grad()
+    def _give_up(self) -> None:
+        """An error, as of memory, ended the backward pass, and the program goes on: nobody must wait for this rank.
+
+        What has not left yet leaves as not finite. By that all ranks see that something is wrong, and ask each other.
+        """
+        missing = [bucket for bucket in self._groups if bucket not in self._came]
+        try:
+            if self._in_backward() or not missing:
+                raise CommunicationError(
+                    "a backward pass has ended before all gradients were exchanged: where an error in it is caught, on "
+                    "all ranks, call reset_iter_state() of the root module (torch 2.15) before the next forward pass, "
+                    "or make the model anew. FSDP itself leaves modules out of the training otherwise"
+                )
+            numbers = {layout.names: number for number, layout in enumerate(self.session.layouts)}
+            for bucket in missing:
+                group = self._groups[bucket]
+                numel = group.numel * (group.ways if self.scatters else 1)
+                self.session.mark_ready(numbers[bucket])
+                nothing = torch.full((numel,), torch.nan, dtype=group.dtype, device=group.device)
+                self.session.submit(numbers[bucket], nothing)
+            self.session.end_step(gives_up=True)
+        except BaseException as error:
+            self.session.fail(error)
+            raise
+        finally:
+            self._came = []
+            self._passes.clear()
 
     def _take(self, group: ParamGroup, gradient: torch.Tensor) -> None:
         if not self._came:

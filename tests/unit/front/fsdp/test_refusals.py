@@ -79,7 +79,7 @@ def check_all(rank: int) -> None:
     mesh = mesh_of(2)
     checks = (
         of_another_model, by_halves, over_two_meshes, twice, of_wrong_replicas, of_other_meshes,
-        by_settings, in_a_dtype, with_hooks, unused, interrupted, by_hand, frozen_elsewhere,
+        by_settings, in_a_dtype, with_hooks, unused, interrupted, interrupted_on_one_rank, by_hand, frozen_elsewhere,
         frozen_with_feedback, frozen_elsewhere_later,
     )  # fmt: skip
     for check in checks:
@@ -201,12 +201,24 @@ def unused(mesh: Any) -> None:
 
 
 def interrupted(mesh: Any) -> None:
-    """What was handed over before the error cannot be taken back."""
+    """FSDP itself trains on by halves, unless it is told to begin anew."""
     model = compressed(mesh, C.int8())
     model.blocks[0][0].register_full_backward_hook(_fail)
     refused(ValueError, "my own", loss_of(model, 0).backward)
-    model.reset_iter_state()
-    refused(CommunicationError, "ended before all gradients", lambda: loss_of(model, 1))
+    refused(CommunicationError, r"call reset_iter_state\(\) of the root module", lambda: loss_of(model, 1))
+
+
+def interrupted_on_one_rank(mesh: Any) -> None:
+    model = compressed(mesh, C.int8())
+    told = "step 0: an error has ended the backward pass on rank 1, and not on the others"
+    if dist.get_rank() == 1:
+        model.blocks[0][0].register_full_backward_hook(_fail)
+        refused(ValueError, "my own", loss_of(model, 0).backward)
+        model.reset_iter_state()
+        refused(CommunicationError, told, lambda: loss_of(model, 1))
+    else:
+        refused(CommunicationError, told, loss_of(model, 0).backward)
+    refused(CommunicationError, "an earlier exchange failed: step 0", lambda: loss_of(model, 1))
 
 
 def _fail(*_: Any) -> None:

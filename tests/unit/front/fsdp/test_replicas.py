@@ -43,6 +43,7 @@ from tests.unit.front.fsdp.training import (
     sharded,
     train,
     trained_in_parts,
+    trained_with_errors,
 )
 
 
@@ -57,10 +58,19 @@ def check_all(rank: int) -> None:
     checks = (
         as_plain, layers_frozen_and_unfrozen, with_other_dtypes, learns, resumes, differ,
         by_an_inner_mesh, chooses, overflows, replicated,
-        replicated_by_ddp, logged, over_other_shards, differ_in_requests,
+        replicated_by_ddp, logged, over_other_shards, differ_in_requests, given_up,
     )  # fmt: skip
     for check in checks:
         check(rank, mesh)
+
+
+def given_up(rank: int, mesh: Any) -> None:
+    """An error in a backward pass is caught on all ranks, which go on."""
+    for name in ("topk", "powersgd"):
+        request = getattr(hc.Compression, name)()
+        assert torch.equal(*(parameters(trained_with_errors(mesh, request, False, fails)) for fails in (0, 2)))
+    model = trained_with_errors(mesh, hc.Compression.auto(), False, 2)
+    check_equal(model, [[0, 2], [1, 3]])
 
 
 def check_equal(model: Any, replicas: list[list[int]]) -> None:

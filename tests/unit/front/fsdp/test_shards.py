@@ -42,6 +42,7 @@ from tests.unit.front.fsdp.training import (
     resumed,
     train,
     trained_in_parts,
+    trained_with_errors,
 )
 
 
@@ -55,7 +56,7 @@ def check_all(rank: int) -> None:
     checks = (
         as_plain, layers_frozen_and_unfrozen, with_other_dtypes, accumulated, learns, resumes, overlaps, overflows,
         leaves_out, called_twice, checkpointed, orders, lets_go, logged, of_another_mesh, dropped, step_dropped,
-        step_dropped_without_a_call,
+        step_dropped_without_a_call, given_up,
     )  # fmt: skip
     for check in checks:
         check(rank, mesh)
@@ -210,6 +211,12 @@ def step_dropped_without_a_call(rank: int, mesh: Any) -> None:
         train(model, optimizer, range(4, 6))
         found.append(parameters(model))
     assert torch.equal(*found)
+
+
+def given_up(rank: int, mesh: Any) -> None:
+    """An error in a backward pass is caught on all ranks: they go on as if it had not been, to the bit."""
+    for request, feedback in ((hc.Compression.dense(), False), (hc.Compression.int4(), True)):
+        assert torch.equal(*(parameters(trained_with_errors(mesh, request, feedback, fails)) for fails in (0, 2)))
 
 
 def leaves_out(rank: int, mesh: Any) -> None:

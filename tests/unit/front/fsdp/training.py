@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from statistics import fmean
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -175,3 +176,27 @@ def resumed(mesh: DeviceMesh, request: Request, feedback: bool = False) -> tuple
     hc.load_state_dict(model, saved[2])
     train(model, again, range(3, 6))
     return whole, model, saved[2]
+
+
+def trained_with_errors(mesh: DeviceMesh, request: Request, feedback: bool, fails: int) -> Any:
+    """Return a model after three steps; in `fails` backward passes beside them, 0 or 2, memory ran out."""
+    model = compressed(mesh, request, feedback)
+    optimizer = adam(model)
+    for step in range(3):
+        if fails and step != 1:
+            _run_out(model, step)
+        train(model, optimizer, [step])
+    assert hc.last_step(model).nonfinite_steps == fails
+    return model
+
+
+def _run_out(model: Any, step: int) -> None:
+    hook = model.blocks[1].register_full_backward_pre_hook(_no_memory)
+    with pytest.raises(torch.OutOfMemoryError, match="of this test"):
+        loss_of(model, step).backward()
+    hook.remove()
+    model.reset_iter_state()
+
+
+def _no_memory(*_: Any) -> None:
+    raise torch.OutOfMemoryError("of this test")
