@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from hvd_compress.engines.arrivals import GroupArrivals
+from hvd_compress.engines.system_limits import naming_limits
 from hvd_compress.engines.torch_distributed import group_ranks
 
 if TYPE_CHECKING:
@@ -29,13 +30,15 @@ class StoreArrivals(GroupArrivals):
     def of(cls, group: dist.ProcessGroup | None = None) -> StoreArrivals:
         """Return those of a process group (default: all ranks), over a connection of their own. Local.
 
-        Raises ConfigError where torch.distributed is not initialised or this rank is not in the group.
+        Raises ConfigError where torch.distributed is not initialised or this rank is not in the group,
+        CommunicationError where it may open no more files.
         """
         ranks = group_ranks(group)
         store = dist.distributed_c10d._get_default_store()
         # Threads that share a connection wait for each other: one that makes a group may wait there for a missing rank.
         clone = getattr(store, "clone", None)  # later releases have it
-        return cls(store if clone is None else clone(), ranks, dist.get_rank())
+        with naming_limits("a connection to the job's store"):
+            return cls(store if clone is None else clone(), ranks, dist.get_rank())
 
     def announce(self, wait: int) -> None:
         self._store.set(self._key(self.own), str(wait))

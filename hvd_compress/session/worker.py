@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from hvd_compress.engines.system_limits import naming_limits
+
 T = TypeVar("T")
 Task = Callable[["Future[None]"], None]
 """Takes what came of the first call in the thread."""
@@ -21,11 +23,15 @@ class Worker:
     """
 
     def __init__(self, name: str, begin: Callable[[], None] = lambda: None) -> None:
-        """`begin` is the first call in the thread; where it raises, so does every later one."""
+        """`begin` is the first call in the thread; where it raises, so does every later one.
+
+        Raises CommunicationError where the system starts no more threads.
+        """
         self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=_run, args=(begin, self._queue), name=name, daemon=True)
-        self._thread.start()
+        with naming_limits(f"the thread {name!r}"):
+            self._thread.start()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Run `call` after all that was submitted before; the future holds its result or its exception."""
