@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from hvd_compress.cost import wire
-from hvd_compress.engines.calls import Call, Ledger, Timed, in_ledger
+from hvd_compress.engines.calls import Call, Ledger, Tally, Timed, in_ledger
 from hvd_compress.engines.hosts import host_identity, numbered
 from hvd_compress.engines.names import ALGORITHMS, ALLGATHERS, BROADCASTS, ENGINES, KNOWN
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError, known_are
@@ -59,8 +60,10 @@ class Engine(ABC):
         running: whether a collective runs now.
         pending: which, in words, for the message of a timeout; `place` says for what rank, step and bucket.
         lost: why no collective can run any more, if so.
+        tally: how many collectives have begun and ended here.
+        put_back: lets a later engine have what this one moves bytes by, where a pool has lent it.
 
-    All from `calls` on are shared with the engines that were split from this one, and with `control`.
+    All from `calls` to `lost` are shared with the engines that were split from this one, and with `control`.
     """
 
     name: str
@@ -81,8 +84,11 @@ class Engine(ABC):
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        self._children: list[Engine] = []
-        self._twins: list[Engine] = []
+        self.tally = Tally()
+        self.put_back: weakref.finalize[..., Engine] | None = None
+        # Who uses one holds it: what is dropped is put back.
+        self._children: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._twins: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._is_twin = False
         self._groups: dict[str, Engine | None] = {}
         self._hosts: tuple[int, ...] | None = None
@@ -187,7 +193,7 @@ class Engine(ABC):
                 "engine='mpi' to the compression, in a job that mpirun has launched"
             )
         twin = self._split(range(self.world_size))
-        self._twins.append(twin)
+        self._twins.add(twin)
         twin._is_twin = True
         if self._hosts is not None:
             twin._hosts, twin.capabilities = self._hosts, replace(twin.capabilities, hosts=self._hosts)
@@ -205,7 +211,7 @@ class Engine(ABC):
     def _adopt(self, child: Engine) -> None:
         """Record the collectives of `child` here, and close it with this engine."""
         child._record_in(self.ledger)
-        self._children = [one for one in self._children if not one._closed] + [child]
+        self._children.add(child)
 
     def _record_in(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -371,6 +377,8 @@ class Engine(ABC):
             return [json.loads(bytes(answer.numpy())) for answer in self.control.allgather(raw)]
 
     def _timed(self, verb: str, algorithm: str, sent_bytes: int, size_bytes: int) -> Timed:
+        if self._closed:
+            raise UsageError(f"this {self.name} engine is closed")
         return Timed(self, verb, algorithm, sent_bytes, size_bytes)
 
     @abstractmethod
@@ -409,16 +417,21 @@ class Engine(ABC):
         """
 
     def close(self) -> None:
-        """Release what this engine and those split from it hold. Every rank calls it, when no collective is running."""
-        if self._closed:
-            return
-        self._closed = True
-        for child in reversed([*self._children, *self._twins]):
-            child.close()
-        self._release()
+        """Let later engines have what this one and those split from it hold. Local; they run nothing any more.
 
-    def _release(self) -> None:  # noqa: B027 (most engines hold nothing)
-        """Release what this engine alone holds."""
+        What has failed, or is in a collective, keeps it. Dropping an engine does the same.
+        """
+        self._closed = True
+        for one in (*self._children, *self._twins):
+            one.close()
+        if self.put_back is not None:
+            self.put_back()
+
+    def _spoil(self) -> None:
+        """Let no later engine have what this one and those split from it hold."""
+        self.tally.spoiled = True
+        for one in (*self._children, *self._twins):
+            one._spoil()
 
 
 def _bytes(tensor: torch.Tensor) -> int:

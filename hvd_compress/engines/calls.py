@@ -36,6 +36,23 @@ class Ledger:
     lost: str | None = None
 
 
+@dataclass
+class Tally:
+    """How many collectives an engine has begun and ended, with all of the earlier engines that had its transport.
+
+    `spoiled`: after a failure.
+    """
+
+    begun: int = 0
+    ended: int = 0
+    spoiled: bool = False
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is under way."""
+        return self.begun == self.ended and not self.spoiled
+
+
 class HasLedger(Protocol):
     ledger: Ledger
 
@@ -57,6 +74,8 @@ class _InLedger:
 
 
 class Recorder(HasLedger, Protocol):
+    tally: Tally
+
     def note(self, call: Call) -> None: ...
 
 
@@ -75,11 +94,13 @@ class Timed:
         if ledger.lost is not None:
             ledger.running = False
             raise CommunicationError(ledger.lost)
+        self._engine.tally.begun += 1
         self._start = time.perf_counter()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._engine.ledger.running = False
         if kind is None:
+            self._engine.tally.ended += 1
             seconds = time.perf_counter() - self._start
             call = Call(self._verb, self._algorithm, self._sent_bytes, seconds, self._size_bytes, self._start)
             self._engine.note(call)

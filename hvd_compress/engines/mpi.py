@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +14,7 @@ from hvd_compress.engines.mpi_algorithms import CARRIER, forced_communicators, f
 from hvd_compress.engines.mpi_library import MPI
 from hvd_compress.engines.mpi_shutdown import watch
 from hvd_compress.engines.pairwise import PairwiseEngine
+from hvd_compress.engines.pool import Offer, Pool
 from hvd_compress.errors import ConfigError, UnsupportedError
 
 __all__ = ["MpiEngine", "forcible_algorithms"]
@@ -39,15 +40,29 @@ RING_SHARD_BYTES = 1 << 24
 for a shard alone. What is smaller goes to owners of shards and back, in 2 rounds (benchmarks/results/netlab.md)."""
 
 
+class _Communicators(NamedTuple):
+    """What an engine has: one for each algorithm of allreduce that can be forced, and one for all else."""
+
+    plain: MPI.Intracomm
+    forced: dict[str, MPI.Intracomm]
+
+
+_pools: dict[tuple[int, ...], Pool[_Communicators]] = {}
+"""By the ranks in COMM_WORLD."""
+_meetings: dict[tuple[int, ...], MPI.Intracomm] = {}
+"""By the same: where they agree on what a pool lends. Made when there is something to lend."""
+
+
 class MpiEngine(PairwiseEngine):
     """Collectives of mpi4py over duplicates of `comm` (default COMM_WORLD), or over those of its ranks in `ranks`.
 
-    The constructor is collective over those ranks. It makes four communicators, one for each algorithm of allreduce,
-    and tries them, so `capabilities.algorithms` holds what was seen to run; the algorithms of broadcast and all-gather
-    live on the same communicators (`mpi_algorithms.CARRIER`). No memory is copied on the way to MPI, but by an
-    all-to-all within one host. Allreduce and broadcast take tensors of any size, the other verbs up to 2^31 - 1
-    elements over all ranks (UnsupportedError above). An allreduce among ranks of one host goes in pieces
-    (`piece_bytes`), a large one among hosts around a ring.
+    The constructor is collective over those ranks. It takes the communicators of an earlier engine over the same ranks
+    that was closed or dropped on all of them, or makes new ones: one, and one for each algorithm of allreduce, which it
+    tries, so `capabilities.algorithms` holds what was seen to run; the algorithms of broadcast and all-gather live on
+    the same communicators (`mpi_algorithms.CARRIER`). No memory is copied on the way to MPI, but by an all-to-all
+    within one host. Allreduce and broadcast take tensors of any size, the other verbs up to 2^31 - 1 elements over all
+    ranks (UnsupportedError above). An allreduce among ranks of one host goes in pieces (`piece_bytes`), a large one
+    among hosts around a ring.
 
     Raises UnsupportedError without MPI_THREAD_MULTIPLE, ConfigError where this rank is not in `ranks`.
     """
@@ -58,12 +73,9 @@ class MpiEngine(PairwiseEngine):
     def __init__(self, comm: MPI.Intracomm | None = None, ranks: Sequence[int] | None = None) -> None:
         super().__init__()
         _require_threads()
-        self._comm = _duplicate(comm or MPI.COMM_WORLD, ranks)
+        self._comm, self._forced = _borrow(self, comm or MPI.COMM_WORLD, ranks)
         self.rank, self.world_size = self._comm.rank, self._comm.size
-        world = MPI.COMM_WORLD.group
-        self.ranks = MPI.Group.Translate_ranks(self._comm.group, range(self.world_size), world)
-        self.job_size = world.size
-        self._forced = forced_communicators(self._comm) if self.world_size > 1 else {}
+        self.ranks, self.job_size = _in_world(self._comm, range(self.world_size)), MPI.COMM_WORLD.size
         verbs = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather")
         watch(self)
         if self.world_size == 1:
@@ -179,12 +191,8 @@ class MpiEngine(PairwiseEngine):
         return MpiEngine(self._comm, members)
 
     def abandon(self) -> None:
+        self._spoil()
         fail_at_exit(_abort)
-
-    def _release(self) -> None:
-        if not MPI.Is_finalized():
-            for comm in (*self._forced.values(), self._comm):
-                comm.Free()
 
 
 def _abort() -> None:
@@ -201,12 +209,34 @@ def _require_threads() -> None:
         )
 
 
-def _duplicate(comm: MPI.Intracomm, ranks: Sequence[int] | None) -> MPI.Intracomm:
-    if ranks is None:
-        return comm.Dup()
-    if comm.rank not in ranks:
+def _borrow(engine: MpiEngine, comm: MPI.Intracomm, ranks: Sequence[int] | None) -> _Communicators:
+    """Return communicators for an engine alone, until it is closed or dropped. Collective over `ranks` of `comm`."""
+    if ranks is not None and comm.rank not in ranks:
         raise ConfigError(f"rank {comm.rank} asked for an engine over ranks {list(ranks)}, which leave it out")
-    return comm.Create_group(comm.group.Incl(list(ranks)))
+    key = tuple(_in_world(comm, range(comm.size) if ranks is None else ranks))
+    pool = _pools.setdefault(key, Pool())
+
+    def meet(offer: Offer) -> list[Offer]:
+        if not pool.made:  # on any rank, as all of them make it
+            return [offer]
+        if key not in _meetings:
+            _meetings[key] = _duplicate(comm, ranks)
+        return _meetings[key].allgather(offer)
+
+    def make() -> _Communicators:
+        plain = _duplicate(comm, ranks)
+        return _Communicators(plain, forced_communicators(plain) if plain.size > 1 else {})
+
+    return pool.lend(engine, meet, make, thorough=comm == MPI.COMM_WORLD)
+
+
+def _duplicate(comm: MPI.Intracomm, ranks: Sequence[int] | None) -> MPI.Intracomm:
+    return comm.Dup() if ranks is None else comm.Create_group(comm.group.Incl(list(ranks)))
+
+
+def _in_world(comm: MPI.Intracomm, ranks: Sequence[int]) -> list[int]:
+    found: list[int] = MPI.Group.Translate_ranks(comm.group, list(ranks), MPI.COMM_WORLD.group)
+    return found
 
 
 def _memory(tensor: torch.Tensor) -> MPI.buffer:

@@ -104,7 +104,7 @@ def choose_torch_engine(
     """
     from hvd_compress.engines.torch_distributed import TorchEngine
 
-    bootstrap = TorchEngine(group, backend="gloo", timeout_s=timeout_s)
+    bootstrap = TorchEngine(group, backend="gloo", timeout_s=timeout_s, thorough=True)
     spec = torch_spec(group, device, timeout_s)
     return agree_on_engine(name, bootstrap, ("torch",), [spec if one.name == "torch" else one for one in SPECS])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -12,7 +11,8 @@ import torch.distributed as dist
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.engines.pairwise import PairwiseEngine
-from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, known_are
+from hvd_compress.engines.process_groups import borrow
+from hvd_compress.errors import ConfigError, UnsupportedError, known_are
 
 _INTS = (torch.int32, torch.int64, torch.int8, torch.uint8)
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -22,9 +22,6 @@ _SUM_DTYPES = {
     "mpi": (torch.float32, torch.float64, *_INTS),
 }
 BACKENDS = tuple(_SUM_DTYPES)
-LATER_S = 10.0
-"""By how much a group's own limit is later than that of who waits for a step, and says which rank has not arrived: the
-group, whose limit begins with a collective, within the backward pass, does not know."""
 OWNERS_BYTES = 1 << 20
 """Up to this size an allreduce over gloo goes to owners of shards and back: gloo's own ring waits 2(N-1) times for the
 line (benchmarks/results/netlab.md)."""
@@ -36,9 +33,10 @@ class TorchEngine(PairwiseEngine):
     No algorithm can be forced. Over gloo all but broadcasts and large allreduces are messages between pairs of ranks.
     Ranks count by their numbers in the job. The constructor is collective over those ranks. The group is a new one,
     since the collectives of one group must be launched in the same order on all ranks, and DistributedDataParallel
-    launches its own from another thread. It lives until torch.distributed.destroy_process_group(): releases of torch
-    give a new group the name of a destroyed one, under which the store still holds its addresses. torch counts groups
-    in their names, so no other thread may make one meanwhile, and the ranks of a job should make as many engines.
+    launches its own from another thread; or one that an earlier engine had, which was closed or dropped on all ranks.
+    It lives until torch.distributed.destroy_process_group(): releases of torch give a new group the name of a destroyed
+    one, under which the store still holds its addresses. torch counts groups in their names, so no other thread may
+    make one meanwhile, and the ranks of a job should make as many engines.
 
     NCCL takes tensors on this rank's GPU alone; `control` then is an engine over gloo.
 
@@ -46,12 +44,14 @@ class TorchEngine(PairwiseEngine):
         group: whose ranks; `ranks` (numbers in the job) can be given in its place.
         backend: "gloo", "nccl" or "mpi"; by default that of `group`, and of several NCCL where there is a GPU.
         device: this rank's GPU, for NCCL; by default the one that the group is bound to, or torch's current one.
-        timeout_s: how long a collective may take, and LATER_S more, by default torch's own limit.
+        timeout_s: how long a collective may take, and process_groups.LATER_S more, by default torch's own limit.
         shared: use `group` itself, with its backend; the caller launches nothing else on it meanwhile.
         control: with NCCL, an engine over gloo and the same ranks that nobody else uses; by default a new one.
+        thorough: rather collect garbage than make a group while others are in use.
 
-    Raises ConfigError where torch.distributed is not initialised, this rank is not in the group, or the backend is
-    unknown; UnsupportedError for NCCL without a GPU, and for MPI over a part of the job or in a torch without it.
+    Raises ConfigError where torch.distributed is not initialised, this rank is not in the group, the backend is
+    unknown, or some rank may open no more files; UnsupportedError for NCCL without a GPU, and for MPI over a part of
+    the job or in a torch without it; CommunicationError where not all ranks come.
     """
 
     name = "torch"
@@ -66,6 +66,7 @@ class TorchEngine(PairwiseEngine):
         timeout_s: float | None = None,
         shared: bool = False,
         control: TorchEngine | None = None,
+        thorough: bool = False,
     ) -> None:
         super().__init__()
         members = list(ranks) if ranks is not None else group_ranks(group)
@@ -79,7 +80,9 @@ class TorchEngine(PairwiseEngine):
         self._timeout_s = timeout_s
         self._device = _gpu(device, group) if self.backend == "nccl" else torch.device("cpu")
         self.library = f"{_version(self.backend)} of torch {torch.__version__}"
-        self._group = _existing(group) if shared else self._new_group(self.ranks, self.backend)
+        if self.backend == "mpi" and self.world_size < self.job_size and not shared:
+            raise UnsupportedError("torch makes groups over MPI with all ranks of the job at once: use backend='gloo'")
+        self._group = _existing(group) if shared else borrow(self, self.backend, timeout_s, self._device, thorough)
         self._control: TorchEngine | None = None
         if self.backend == "nccl":
             self._control = control or TorchEngine(ranks=self.ranks, backend="gloo", timeout_s=timeout_s)
@@ -110,20 +113,6 @@ class TorchEngine(PairwiseEngine):
     @property
     def device(self) -> torch.device:
         return self._device
-
-    def _new_group(self, ranks: Sequence[int], backend: str) -> dist.ProcessGroup:
-        timeout = timedelta(seconds=self._timeout_s + LATER_S) if self._timeout_s is not None else None
-        if backend == "mpi" and len(ranks) < self.job_size:
-            raise UnsupportedError("torch makes groups over MPI with all ranks of the job at once: use backend='gloo'")
-        try:
-            group = dist.new_group(ranks, timeout, backend, use_local_synchronization=backend != "mpi")
-        except RuntimeError as error:
-            raise CommunicationError(
-                f"ranks {list(ranks)} have not all come to make a process group: compress the model on every rank, "
-                f"with the same settings; a rank may have ended, too ({error})"
-            ) from error
-        assert isinstance(group, dist.ProcessGroup)  # this rank is in it
-        return group
 
     def _split(self, members: Sequence[int]) -> TorchEngine:
         return TorchEngine(
@@ -189,6 +178,7 @@ class TorchEngine(PairwiseEngine):
             self._finish()
 
     def abandon(self) -> None:
+        self._spoil()
         fail_at_exit(lambda: None)
 
 

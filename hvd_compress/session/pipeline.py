@@ -270,7 +270,8 @@ class Pipeline:
             )
 
     def stop(self) -> None:
-        """Let all threads end, when what has left was exchanged: other ranks take part in it.
+        """Let all threads end, when what has left was exchanged: other ranks take part in it. Then close the engine
+        and what arrivals are told by.
 
         Where they do not, within LEFT_LIMIT_S, that is a failure.
         """
@@ -281,6 +282,9 @@ class Pipeline:
         for worker in (*(track.worker for track in self._tracks), self._messenger):
             if worker is not None:
                 worker.stop(0.0 if self._may_hang else KERNEL_LIMIT_S)
+        self._arrivals = Arrivals()  # it may have a connection of its own
+        if hasattr(self, "_engine") and not self._may_hang:
+            self._engine.close()
 
     def _is_exchanged(self) -> bool:
         """Wait for all that was launched, the collective of begin() too, and return whether it has been."""
