@@ -227,7 +227,8 @@ class Lookahead:
         return found
 
     def close(self) -> None:
-        """End the threads of exchanges. Collective; no iteration is possible any more."""
+        """End the threads of exchanges, and let later ones have their connections. Collective; no iteration is possible
+        any more."""
         lost = any(module.lost for module in self.modules)
         if not lost:
             self.collect()
@@ -240,7 +241,7 @@ class Lookahead:
             if self._journal is not None:
                 self._journal.close()
         finally:
-            opened.close(closes_engines=not lost)
+            opened.close()
 
     def __enter__(self) -> Lookahead:
         return self

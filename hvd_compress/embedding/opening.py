@@ -39,7 +39,7 @@ class Opened:
         Raises:
             ConfigError: ranks differ.
         """
-        self._options, self._modules, self._asked, self._journal = options, modules, asked, journal
+        self._options, self._modules, self._journal = options, modules, journal
         engines = Engines.connect(asked)
         every = {} if journal is None else {"journal": journal.every}
         agree(engines.control, options.offer(modules) | every)
@@ -94,9 +94,8 @@ class Opened:
             )
         return Exchanger(self.threads.engines, self._roles, parts, self._journal)
 
-    def close(self, closes_engines: bool) -> None:
-        """End the threads, and engines of our own. The latter is collective."""
+    def close(self) -> None:
+        """End the threads, and let later engines have what ours hold. Local."""
         self.threads.stop()
-        if closes_engines and not isinstance(self._asked, Engine):
-            for engine in self.threads.engines:
-                engine.close()
+        for engine in self.threads.engines:
+            engine.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -207,11 +208,12 @@ class Steps:
             if self._trains:
                 used.values.requires_grad_()
                 used.values.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    partial(self._backward_pass, at)
+                    partial(_backward_pass, weakref.ref(self), at)
                 )
             module.use(used)
 
-    def _backward_pass(self, at: int, _: torch.Tensor) -> None:
+    def backward_pass(self, at: int) -> None:
+        """One of those of the batch has reached the embedding at this place."""
         self._passes_left[at] -= 1
         if max(self._passes_left) <= 0:
             self._exchange()
@@ -285,3 +287,10 @@ class Steps:
         while len(futures) > left:
             self._wait(futures[0])
             futures.pop(0)  # not before: Ctrl-C may end the wait
+
+
+def _backward_pass(reference: weakref.ref[Steps], at: int, _: torch.Tensor) -> None:
+    """A hook, which Python's collector does not see on a tensor that autograd holds, too: it must hold nothing."""
+    steps = reference()
+    if steps is not None:
+        steps.backward_pass(at)

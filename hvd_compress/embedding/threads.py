@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import TypeVar
@@ -17,7 +16,8 @@ from hvd_compress.errors import CommunicationError, ConfigError, UsageError, loc
 from hvd_compress.session.worker import Worker
 
 T = TypeVar("T")
-_END_S = 10.0
+_END_S, _STOP_S = 10.0, 1.0
+"""How long what is under way may take at the end, and a thread that has nothing more to do."""
 _THREADS = ("control", "critical", "later")
 
 
@@ -77,12 +77,13 @@ class Threads:
 
 
 def _stop(workers: tuple[Worker, ...]) -> None:
-    """All get the same time: one that hangs in a collective keeps nobody else."""
-    end = time.monotonic() + _END_S
+    """What was handed over is done first, as other ranks take part in it; all get the same time for that."""
+    if not any(worker.is_current for worker in workers):
+        wait([worker.submit(lambda: None) for worker in workers], _END_S)
     for worker in workers:
         worker.stop()
     for worker in workers:
-        worker.stop(max(0.0, end - time.monotonic()))
+        worker.stop(_STOP_S)
 
 
 def _run(engine: Engine, call: Callable[[], T]) -> T:
