@@ -17,8 +17,8 @@ def gathered(own: Mapping[str, Any], group: Any = None, session: Session | None 
     """Return on the first rank of a process group, by default of all ranks, what state_dict() has returned on each.
 
     The others get their own. Collective, where torch.distributed has begun: over the engine of the session between two
-    of its steps, so that it pairs with no collective of the program; before the first step, or where that is Horovod's
-    or MPI's, over the group.
+    of its steps, so that it pairs with no collective of the program; before the first step, after the last, or where
+    that engine is Horovod's or MPI's, over the group.
 
     Raises CommunicationError, which names the ranks that have not come within HVD_COMPRESS_TIMEOUT_S.
     """
@@ -26,12 +26,12 @@ def gathered(own: Mapping[str, Any], group: Any = None, session: Session | None 
         return dict(own)
     first = dist.get_process_group_ranks(group)[0]
     parts: list[Any] | None
-    if session is None or session.policy is None or not isinstance(session.engine.control, TorchEngine):
-        parts = [None] * dist.get_world_size(group) if dist.get_rank() == first else None
-        dist.gather_object(own["ranks"], parts, dst=first, group=group)
-    elif session.failed:
+    if session is not None and session.failed:
         warn_caller("an earlier exchange failed, so what other ranks remember is not gathered: this is of one rank")
         parts = None
+    elif session is None or not session.connected or not isinstance(session.engine.control, TorchEngine):
+        parts = [None] * dist.get_world_size(group) if dist.get_rank() == first else None
+        dist.gather_object(own["ranks"], parts, dst=first, group=group)
     else:
         parts = session.gather(own["ranks"], first)
     if parts is None:

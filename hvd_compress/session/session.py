@@ -122,6 +122,7 @@ class Session:
         self._returned_s = perf_counter()
         self._goes_on = False  # with what another process has chosen
         self._cut_anew = False  # within a step
+        self._closed = False
         self._later: dict[int, Decision] = {}  # of buckets that had left when the policy decided anew
         self._committed: list[tuple[SessionBucket, BucketState]] = []  # in this step
         self._committed_scale: float | None = None  # the loss scale in whose units they are
@@ -151,6 +152,11 @@ class Session:
     @property
     def _is_profiled(self) -> bool:
         return self.profiling is not None and self.profiling.active
+
+    @property
+    def connected(self) -> bool:
+        """Whether ranks have met, and the session is not closed."""
+        return self.policy is not None and not self._closed
 
     @property
     def engine(self) -> Engine:
@@ -577,7 +583,8 @@ class Session:
         native.forget_pending()  # it belongs to this step, and must not fail that of another optimizer
 
     def close(self) -> None:
-        """Let the threads end, and what is written be complete."""
+        """Let the threads end, what is written be complete, and later engines have what moved the bytes. Local."""
+        self._closed = True
         with ExitStack() as closing:  # each, also where another one fails
             closing.callback(self._pipeline.stop)
             for written in (self._observers, self.policy, self.profiling, self.ccr):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Any, NoReturn, cast
 
@@ -55,6 +55,7 @@ class CompressionState:
         self.handle: Handle | None = None
         self.hook: GradientHook | None = None
         self.place = (0, 1)
+        self._close: Callable[[], object] = lambda: None
         self._kept: dict[str, Any] | None = None  # what came with a pickled state
 
     def __getstate__(self) -> dict[str, Any]:
@@ -111,9 +112,12 @@ class CompressionState:
         assert self.handle is not None
         _states[model] = self
         if isinstance(model, DistributedDataParallel):
-            _wrapper_of[model.module] = weakref.ref(model)  # an earlier wrapper is refused from now on
+            earlier = _wrapper_of.get(model.module, lambda: None)()
+            if earlier is not None and earlier in _states:
+                _states[earlier]._close()  # it is refused from now on
+            _wrapper_of[model.module] = weakref.ref(model)
             model.register_forward_pre_hook(_BeforeForward())
-        at_end(model, self.handle.session.close)
+        self._close = at_end(model, self.handle.session.close)
         if self._kept is not None:
             self.load_state_dict(model, self._kept)
             self._kept = None
