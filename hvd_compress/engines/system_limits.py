@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from collections.abc import Iterator
@@ -23,8 +24,10 @@ def files_obstacle(needed: int, what: str) -> str:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         used = len(os.listdir("/proc/self/fd"))
-    except OSError:  # another system than Linux
-        return ""
+    except OSError as error:
+        if error.errno != errno.EMFILE:  # another system than Linux
+            return ""
+        used = limit
     if limit == resource.RLIM_INFINITY or used + needed + SPARE_FILES <= limit:
         return ""
     return f"{used} files are open of the {limit} that this process may have, and {what} needs {needed} more. {_RAISE}"
