@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from hvd_compress.engines import torch_distributed
+from hvd_compress.engines import process_groups, torch_distributed
 from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
 from hvd_compress.engines.store_arrivals import StoreArrivals
 from hvd_compress.engines.torch_distributed import TorchEngine, backend_of
@@ -55,6 +56,20 @@ def test_a_rank_outside_of_the_group_is_an_error(alone: None) -> None:
         TorchEngine(dist.GroupMember.NON_GROUP_MEMBER)
     with pytest.raises(ConfigError, match=r"rank 0 is not in the process group of ranks \[1, 2\]"):
         TorchEngine(ranks=[1, 2])
+
+
+def test_all_groups_are_forgotten_when_the_program_ends_them(alone: None) -> None:
+    engine = TorchEngine()
+    group = weakref.ref(engine._group)
+    engine.close()
+    again = TorchEngine()
+    assert again._group is group()
+    again.close()
+    del again, engine
+    dist.destroy_process_group()
+    assert group() is None
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert TorchEngine().allgather_json("told") == ["told"]
 
 
 def test_an_unknown_backend_is_an_error_that_names_the_known_ones(alone: None, monkeypatch) -> None:
@@ -168,6 +183,7 @@ def rank_of_a_job(rank: int, port: int) -> None:
     a_group_of_its_own_does_not_mix_with_the_programs()
     groups_of_some_ranks_do_not_keep_later_ones_from_being_made(rank)
     a_part_of_the_ranks(rank)
+    groups_that_are_used_again_on_some_ranks_count_as_those_that_others_make(rank)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -235,6 +251,35 @@ def groups_of_some_ranks_do_not_keep_later_ones_from_being_made(rank: int) -> No
         dist.barrier(group)
     again = TorchEngine()
     assert again.allgather_json(rank) == list(range(RANKS))
+
+
+def groups_that_are_used_again_on_some_ranks_count_as_those_that_others_make(rank: int) -> None:
+    """Ranks 0 and 1 have a group of theirs back, and rank 2 makes one meanwhile; a later one is of all."""
+    engine = TorchEngine()
+    if rank < 2:
+        first = engine.split(0)
+        group = first._group
+        first.close()
+        assert engine.split(0)._group is group
+    else:
+        kept = [engine.split(1), engine.split(1)]
+        assert kept[0]._group is not kept[1]._group
+    for made in (TorchEngine(timeout_s=50.0), TorchEngine(timeout_s=70.0)):  # of a limit of their own: new ones
+        assert made.allgather_json(rank) == list(range(RANKS))
+    others = made._group
+    made.close()
+    assert TorchEngine(timeout_s=50.0)._group is not others
+    assert TorchEngine(timeout_s=70.0)._group is others
+    store = dist.distributed_c10d._get_default_store()
+    keys = [f"{prefix}/{turn}/{rank}" for prefix in _prefixes() for turn in range(20)]
+    assert sum(store.check([key]) for key in keys) == len(list(_prefixes())), "the last turn's alone"
+
+
+def _prefixes() -> Iterator[str]:
+    world = dist.group.WORLD
+    assert world is not None
+    for groups in process_groups._of_job[world].values():
+        yield groups._prefix
 
 
 def a_part_of_the_ranks(rank: int) -> None:

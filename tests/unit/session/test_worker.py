@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from hvd_compress.errors import CommunicationError
 from hvd_compress.session.worker import Worker
 
 
@@ -29,3 +30,14 @@ def test_where_it_fails_later_ones_fail_alike() -> None:
         with pytest.raises(ValueError, match="no GPU"):
             worker.submit(lambda: 1).result(10)
     worker.stop(10)
+
+
+def test_where_the_system_starts_no_more_threads_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(
+        CommunicationError, match=r"'worker' cannot be made: the system starts no more threads .*ulimit -u"
+    ):
+        Worker("worker")
