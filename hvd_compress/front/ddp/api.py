@@ -48,9 +48,9 @@ def compress(model: DistributedDataParallel, compression: Request) -> Distribute
 
     A module that is wrapped and compressed again is the new model's, and the old one refuses to run. All processes of
     the job compress as many models, also where a model belongs to some of them: torch counts process groups in their
-    names. Each model keeps its process groups until the job ends, among hosts three. After an error in an exchange the
-    model's next forward pass raises CommunicationError, and after a conversion of its parameters, which DDP does not
-    see, UsageError.
+    names. Each model has process groups of its own, among hosts three; a model that is dropped, or wrapped anew, leaves
+    them to later ones. After an error in an exchange the model's next forward pass raises CommunicationError, and after
+    a conversion of its parameters, which DDP does not see, UsageError.
 
     Args:
         model: wrapped in DistributedDataParallel, over gloo, nccl or mpi; also what torch.compile makes of that.
