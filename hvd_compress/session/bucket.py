@@ -24,7 +24,7 @@ class SessionBucket:
         shares_sum: whether a sum is that of a checkpoint, which rank 0 alone may have.
         launched: whether it has left in this step.
         probe: what is to be known of the exchange of the coming step.
-        exchange: of this step.
+        report: what is known of the exchange that is over.
     """
 
     number: int
@@ -36,7 +36,7 @@ class SessionBucket:
     shares_sum: bool = False
     launched: bool = False
     probe: Probe = Probe()
-    exchange: Exchange | None = None
+    report: ProbeReport = ProbeReport()
 
     def __post_init__(self) -> None:
         self.scheme: Scheme = self.decision.build()
@@ -185,8 +185,7 @@ class SessionBucket:
             self.flat = None
             del self._workspace
         looks = not self.layout.sparse and (self.probe.ks is not None or self.probe.norm)
-        self.exchange = Observed(exchange, work, self.scheme.error_feedback) if looks else exchange
-        return self.exchange
+        return Observed(exchange, work, self.scheme.error_feedback) if looks else exchange
 
     def hold(self, flat: torch.Tensor) -> None:
         """Work on this memory, in which the bucket's gradient lies."""
@@ -208,9 +207,4 @@ class SessionBucket:
 
     def forget(self) -> None:
         """The step is over: what its exchange holds is not needed any more."""
-        self.exchange, self.launched = None, False
-
-    @property
-    def report(self) -> ProbeReport:
-        """What is known of the exchange that is over."""
-        return self.exchange.report if self.exchange is not None else ProbeReport()
+        self.report, self.launched = ProbeReport(), False

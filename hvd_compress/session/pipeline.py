@@ -20,8 +20,9 @@ from hvd_compress.engines.base import Call, Engine
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, located
 from hvd_compress.schemes.base import Exchange
+from hvd_compress.schemes.probe import ProbeReport
 from hvd_compress.schemes.phases import PhaseSpans, Span, length
-from hvd_compress.session.report import Exchanged
+from hvd_compress.session.report import Exchanged, Outcome
 from hvd_compress.session.worker import Worker, ran
 
 T = TypeVar("T")
@@ -60,12 +61,19 @@ class _Track:
 
 @dataclass
 class _InFlight:
-    """A bucket on its way, with its phases so far."""
+    """A bucket on its way, with its phases so far.
 
-    exchange: Exchange
+    On the host it holds its exchange until that is decoded: payloads of one bucket take the memory of those before.
+    On a GPU a stream may still read them.
+    """
+
+    exchange: Exchange | None
     lane: Lane
     label: str
     track: _Track
+    sends: bool = True
+    report: ProbeReport = ProbeReport()
+    result: torch.Tensor | None = None
     encode: Span = (0.0, 0.0)
     communicate: Span = (0.0, 0.0)
     decode: Span = (0.0, 0.0)
@@ -176,7 +184,7 @@ class Pipeline:
             return
         assert number not in self._in_flight, f"bucket {number} was handed over twice"
         track = self._tracks[0 if first_track else number % len(self._tracks)]
-        bucket = _InFlight(exchange, lane, f"rank {self._engine.job_rank}, {label}", track)
+        bucket = _InFlight(exchange, lane, f"rank {self._engine.job_rank}, {label}", track, exchange.sends)
         lane.record_input()
         # What is light runs in the thread of the collectives: to wake another one takes longer.
         is_light = exchange.is_light and lane is HOST
@@ -189,7 +197,7 @@ class Pipeline:
         self._in_flight[number] = bucket, encoded
         while (following := len(self._communicated)) in self._in_flight:
             launched, kept = self._in_flight[following]
-            if launched.exchange.sends:
+            if launched.sends:
                 self._communicated.append(launched.track.worker.submit(partial(self._communicate, following)))
             else:
                 assert kept is not None
@@ -228,6 +236,7 @@ class Pipeline:
             sum(call.sent_bytes for call in calls),
             sum(bucket.lane.take_bus_bytes() for bucket in buckets),
             tuple(PhaseSpans(bucket.encode, bucket.communicate, bucket.decode, bucket.calls) for bucket in buckets),
+            tuple(Outcome(bucket.report, bucket.result) for bucket in buckets),
         )
 
     def begin(self, call: Callable[[Engine], T], label: str, measuring_s: float = 0.0) -> Callable[[], T]:
@@ -319,12 +328,14 @@ class Pipeline:
             self._engine.abandon()
 
     def _encode(self, bucket: _InFlight) -> None:
+        assert bucket.exchange is not None
         with located(f"{bucket.label}, compressing"), bucket.lane.encoding():
             bucket.encode = _span(bucket.exchange.encode)
 
     def _communicate(self, number: int) -> Future[torch.Tensor]:
         bucket, encoded = self._in_flight[number]
-        engine = bucket.track.engine
+        engine, exchange = bucket.track.engine, bucket.exchange
+        assert exchange is not None
         try:
             engine.place = bucket.label
             if encoded is not None:
@@ -334,7 +345,7 @@ class Pipeline:
             with located(bucket.label):
                 self.refuse_after_failure()
             with located(lambda: f"{bucket.label}, {engine.pending}"), bucket.lane.communicating():
-                bucket.communicate = _span(partial(bucket.exchange.communicate, engine))
+                bucket.communicate = _span(partial(exchange.communicate, engine))
                 bucket.calls = tuple(engine.take_calls())
         except BaseException as error:
             self.fail(error)
@@ -354,9 +365,13 @@ class Pipeline:
             raise
 
     def _decode(self, bucket: _InFlight) -> torch.Tensor:
-        start = time.perf_counter()
+        start, exchange = time.perf_counter(), bucket.exchange
+        assert exchange is not None
         with located(f"{bucket.label}, decompressing"), bucket.lane.decoding():
-            finite = bucket.exchange.decode()
+            finite = exchange.decode()
+        bucket.report, bucket.result = exchange.report, exchange.result
+        if bucket.lane.device.type == "cpu":
+            bucket.exchange = None
         bucket.decode = start, time.perf_counter()
         return finite
 

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from hvd_compress.schemes.phases import PhaseSpans
+from hvd_compress.schemes.probe import ProbeReport
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an exchange has left, as `Exchange` says."""
+
+    report: ProbeReport
+    result: torch.Tensor | None
 
 
 @dataclass(frozen=True)
 class Exchanged:
     """What finish() returns: numbers of buckets that are not finite, seconds by phase, bytes sent and over the bus.
 
-    `spans` is in the order of bucket numbers.
+    `spans` and `outcomes` are in the order of bucket numbers.
     """
 
     nonfinite: tuple[int, ...]
@@ -19,6 +30,7 @@ class Exchanged:
     sent_bytes: int
     bus_bytes: int
     spans: tuple[PhaseSpans, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
 
     @property
     def finite(self) -> bool:

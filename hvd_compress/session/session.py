@@ -594,14 +594,13 @@ class Session:
     def _commit(self, exchanged: Exchanged) -> None:
         """Keep what buckets remember, unless the step was not finite; end_step() takes it back after an error."""
         self._results, self._committed_scale = {}, self.loss_scale.scale
-        for bucket in self._exchanges:
+        for bucket, outcome in zip(self._exchanges, exchanged.outcomes, strict=True):
             if exchanged.finite:
                 bucket.commit()
                 self._committed.append((bucket, bucket.state))
             else:
                 bucket.state.discard()
-            assert bucket.exchange is not None
-            result = bucket.exchange.result
+            bucket.report, result = outcome.report, outcome.result
             if result is not None:
                 self._results[bucket.number] = result
                 made = (result._indices(), result._values()) if bucket.layout.sparse else (result,)
