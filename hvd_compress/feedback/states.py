@@ -77,9 +77,9 @@ class Residual:
 
     @classmethod
     def zeros(cls, numel: int, device: torch.device = _CPU) -> Residual:
-        """Return that of a bucket before its first step."""
-        current, pending = (torch.zeros(numel, dtype=torch.float32, device=device) for _ in range(2))
-        return cls(current, pending, may_defer=True)
+        """Return that of a bucket before its first step, which is the first to write to `pending`."""
+        current = torch.zeros(numel, dtype=torch.float32, device=device)
+        return cls(current, torch.empty_like(current), may_defer=True)
 
     @property
     def current(self) -> torch.Tensor:
@@ -136,9 +136,13 @@ class Residual:
         """Return a part of what revert() would bring back; of the residual, where it would bring back nothing."""
         return (self._next if self.can_revert else self.kept).read(part)
 
-    def begin(self, part: slice, value: torch.Tensor, before: torch.Tensor) -> None:
-        """Begin a part with what another residual has held, to which it could be reverted."""
-        self.settle()[part], self._next.memory[part], self.can_revert = value, before, True
+    def begin(self, part: slice, value: torch.Tensor) -> None:
+        """Begin a part with what another residual has held."""
+        self.settle()[part] = value
+
+    def begin_before(self, part: slice, value: torch.Tensor | float) -> None:
+        """And with what it could be reverted to; called for all parts, or for none."""
+        self._next.memory[part], self.can_revert = value, True
 
     def square_norm(self) -> torch.Tensor:
         """Return ||current||^2, as a tensor () of float64; 65,536 elements stand for more."""
@@ -280,14 +284,14 @@ class States:
     def _bind_residual(self, layout: Layout, device: torch.device) -> Residual:
         """Give the parameters of a bucket their place in one flat buffer, with what is remembered of them."""
         residual = Residual.zeros(layout.numel, device)
+        reverts = any(name in self._places and self._places[name][0].can_revert for name in layout.names)
         start = 0
         for name, length in zip(layout.names, layout.segments, strict=True):
             kept, part = self._read(name), slice(start, start + length)
-            if kept is not None and name in self._places:
-                held, first, stop = self._places[name]
-                residual.begin(part, kept, held.before(slice(first, stop)))
-            elif kept is not None:
-                residual.begin(part, kept, kept)
+            if kept is not None:
+                residual.begin(part, kept)
+            if reverts:
+                residual.begin_before(part, self._before(name))
             self._waiting.pop(name, None)
             self._places[name] = (residual, start, start + length)
             start += length
@@ -339,7 +343,7 @@ class States:
             if not bool(torch.isfinite(residual).all()):
                 raise ValueError(f"the residual of {name!r} is not finite")
         self._waiting = {}
-        self._keep_commits()
+        self.keep_commits()
         for name in numels:
             value = residuals.get(name)
             if name in self._places:
@@ -363,7 +367,7 @@ class States:
         own = {key: tensor.clone() for key, tensor in {**self._unclaimed, **dict(self._own())}.items()}
 
         def restore() -> None:
-            self._keep_commits()
+            self.keep_commits()
             # By name: steps may have given parameters other buckets, or a bucket another compressor.
             for name, (residual, start, stop) in self._places.items():
                 residual.settle()[start:stop] = kept.get(name, 0.0)  # there may have been none
@@ -386,13 +390,21 @@ class States:
         for own in (self._unclaimed, *(state.current for state in self._buckets.values())):
             own.update({key: factor * tensor for key, tensor in own.items() if key[0].startswith(GRADIENT_UNITS)})
 
-    def _keep_commits(self) -> None:
+    def keep_commits(self) -> None:
+        """The last commits stand, of all buckets."""
         for state in self._buckets.values():
             state.keep()
 
     def _own(self) -> Iterator[tuple[Key, torch.Tensor]]:
         for state in self._buckets.values():
             yield from state.current.items()
+
+    def _before(self, name: str) -> torch.Tensor | float:
+        """Return what a step that is taken back would bring, of a parameter; zero where nothing is remembered."""
+        if name in self._places:
+            residual, start, stop = self._places[name]
+            return residual.before(slice(start, stop))
+        return self._waiting.get(name, 0.0)
 
     def _read(self, name: str) -> torch.Tensor | None:
         if name in self._places:

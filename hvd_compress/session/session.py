@@ -232,7 +232,7 @@ class Session:
         """Exchange these buckets, and no others, from now on; buckets of sparse gradients come last.
 
         What is remembered follows its parameters. Buckets that are as before keep what they have, also in the middle of
-        a step.
+        a step. The memory of others is free as soon as all of their parameters have new ones.
 
         Args:
             devices: where gradients lie, by the layouts' places.
@@ -242,11 +242,13 @@ class Session:
         dense = [layout for layout in layouts if not layout.sparse]
         decisions = list(self.policy.setup(self.step, dense, self._pipeline.begin))
         decisions += [_as_rows(layout) for layout in layouts[len(dense) :]]
-        before = dict(enumerate(self._exchanges))
+        if self._begun_s is not None:
+            self.states.keep_commits()
+        stay = {b.number: b for b, layout in zip(self._exchanges, layouts, strict=False) if b.layout == layout}
         self._exchanges = []
         for number, (layout, decision) in enumerate(zip(layouts, decisions, strict=True)):
-            known = before.get(number)
-            if known is None or known.layout != layout:
+            known = stay.get(number)
+            if known is None:
                 lane = self._lanes.lane_for(devices[layout.place], decision.device, self._engine.capabilities.devices)
                 known = SessionBucket(number, layout, decision, lane, self.states, self._allocates_sum, self._goes_on)
             elif known.launched:
@@ -487,7 +489,7 @@ class Session:
         if self._is_profiled:
             assert self.profiling is not None
             self.profiling.end_step(self._pipeline.begin)
-        self._begun_s, self._returned_s = None, perf_counter()
+        self._begun_s, self._returned_s, self._committed = None, perf_counter(), []
         return self.last_step
 
     def metrics(self) -> dict[str, float]:
