@@ -136,6 +136,11 @@ class Residual:
         """Return a part of what revert() would bring back; of the residual, where it would bring back nothing."""
         return (self._next if self.can_revert else self.kept).read(part)
 
+    def end(self) -> None:
+        """Other residuals take over: no step prepares a successor any more. What could be reverted to stays."""
+        if not self.can_revert:
+            self._next = Buffer(self._next.memory.new_empty(0))
+
     def begin(self, part: slice, value: torch.Tensor) -> None:
         """Begin a part with what another residual has held."""
         self.settle()[part] = value
@@ -283,8 +288,10 @@ class States:
 
     def _bind_residual(self, layout: Layout, device: torch.device) -> Residual:
         """Give the parameters of a bucket their place in one flat buffer, with what is remembered of them."""
-        residual = Residual.zeros(layout.numel, device)
-        reverts = any(name in self._places and self._places[name][0].can_revert for name in layout.names)
+        earlier = [self._places[name][0] for name in layout.names if name in self._places]
+        for held in earlier:
+            held.end()
+        residual, reverts = Residual.zeros(layout.numel, device), any(held.can_revert for held in earlier)
         start = 0
         for name, length in zip(layout.names, layout.segments, strict=True):
             kept, part = self._read(name), slice(start, start + length)

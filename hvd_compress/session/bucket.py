@@ -42,7 +42,7 @@ class SessionBucket:
         self.scheme: Scheme = self.decision.build()
         self.state: BucketState
         self.flat: torch.Tensor | None = None
-        self._workspace: torch.Tensor
+        self._workspace: torch.Tensor | None = None
         self._sent = self._cleared = False  # since the decision: whether a step was kept, and what is of no use dropped
         self._bind(self._own())
 
@@ -167,7 +167,7 @@ class SessionBucket:
         """
         self.state.keep()
         work = Work(
-            gradient=gradient if self.layout.sparse else self._workspace,
+            gradient=gradient if self._workspace is None else self._workspace,
             layout=self.layout,
             step=step,
             bucket=self.number,
@@ -182,10 +182,13 @@ class SessionBucket:
         )
         exchange = self.scheme.exchange(work, rank, world_size)
         if not self.scheme.keeps_gradient:  # the exchange alone holds it, as long as it needs it
-            self.flat = None
-            del self._workspace
+            self.release_gradient()
         looks = not self.layout.sparse and (self.probe.ks is not None or self.probe.norm)
         return Observed(exchange, work, self.scheme.error_feedback) if looks else exchange
+
+    def release_gradient(self) -> None:
+        """Hold the bucket's memory no more."""
+        self.flat = self._workspace = None
 
     def hold(self, flat: torch.Tensor) -> None:
         """Work on this memory, in which the bucket's gradient lies."""

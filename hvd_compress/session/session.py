@@ -326,6 +326,11 @@ class Session:
                     residual.restore(slice(start, start + numel))
                 start += numel
 
+    def release_gradients(self) -> None:
+        """The front end may free the memory of the last gradients, and hand over others. Between two steps."""
+        for bucket in self._exchanges:
+            bucket.release_gradient()
+
     def claim(self) -> None:
         """Take over what a checkpoint has brought, between two steps: also of buckets that had no residual."""
         for bucket in self._exchanges:

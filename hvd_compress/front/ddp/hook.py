@@ -197,6 +197,8 @@ class GradientHook:
         self.session.end_step(start_s)
         self._has_begun = False
         self._advise()
+        if self._steps <= FIRST_CUT_STEPS:
+            self.session.release_gradients()
         if buckets is not own:
             put_back(buckets, own)
         for taken in self._step:
