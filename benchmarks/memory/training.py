@@ -28,7 +28,7 @@ class Held:
     Attributes:
         standing: of its own, after malloc has given back what is free.
         resident: of its own, as they are between two steps.
-        peak: the most that it had since the model was made, pages of files among them.
+        peak: the most that it had since the model was made, pages of files left out as they are at the end.
     """
 
     standing: int
@@ -51,7 +51,7 @@ def train(front: str, compression: str, layers: int) -> dict[str, int]:
 
 
 def held() -> Held:
-    peak = _status("VmHWM")
+    peak = _status("VmHWM") - _status("RssFile") - _status("RssShmem")
     gc.collect()
     resident = _own()
     ctypes.CDLL(None).malloc_trim(0)

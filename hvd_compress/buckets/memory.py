@@ -18,13 +18,13 @@ class BucketMemory:
     that it was given are still held, by whatever tensor or array.
 
     Attributes:
-        flat: (numel,), what is exchanged.
+        flat: (numel,), what is exchanged; a step writes all of it first.
         views: by parameter, its gradient. Not to be given away: who assigns to `.data` of a tensor leads it elsewhere.
     """
 
     def __init__(self, layout: Layout, parameters: Mapping[str, torch.Tensor], device: torch.device) -> None:
         # The program's storage borrows: who moves it, as share_memory_() does, frees nothing that is exchanged.
-        self.flat = torch.zeros(layout.numel, dtype=layout.dtype, device=device)
+        self.flat = torch.empty(layout.numel, dtype=layout.dtype, device=device)
         whole = from_dlpack(self.flat) if layout.numel else self.flat.clone()
         parts = torch.split(whole, list(layout.segments))
         self.views = {name: as_parameter(p, parameters[name]) for name, p in zip(layout.names, parts, strict=True)}

@@ -418,8 +418,8 @@ class Session:
         )
 
     def result(self, number: int) -> torch.Tensor:
-        """Return a result that lies in no bucket, as of a sparse layout, between end_step() and the next one."""
-        return self._results[number]
+        """Return a result that lies in no bucket, as of a sparse layout, once after end_step(): nobody else holds it."""
+        return self._results.pop(number)
 
     def end_step(self, waited_from_s: float | None = None, gives_up: bool = False) -> StepReport:
         """Wait for all buckets; what they remember is kept if all is finite. The next step travels as the policy says.
