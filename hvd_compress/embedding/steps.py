@@ -42,13 +42,13 @@ class Batch:
         modules: Sequence[CachedEmbedding] = (),
     ) -> None:
         """`ids`: of each embedding, as Sources.rows() gives them."""
-        self.given, self._ids, self._modules = given, ids, modules
+        self.given, self._ids = given, ids
+        self._untrained = [module.layout.untrained for module in modules]
         self.used: list[Used] = []
 
     def rows(self) -> list[torch.Tensor]:
         """Find what the batch uses, and return the distinct rows of each embedding."""
-        pairs = zip(self._ids, self._modules, strict=True)
-        self.used = [Used(*each, module.layout.untrained) for each, module in pairs]
+        self.used = [Used(*each, rows) for each, rows in zip(self._ids, self._untrained, strict=True)]
         return [each.rows for each in self.used]
 
 
@@ -61,6 +61,8 @@ class Steps:
 
     The exchange behind step t is planned with the batches up to t + L, so batch t + L is told to all ranks while step t
     is trained on, and before exchange t.
+
+    What is handed over to threads does not hold this, so that a loader can be dropped while they are at it.
     """
 
     def __init__(
@@ -185,7 +187,8 @@ class Steps:
                 self._wait(self._submit("control", partial(self.exchanger.gather, Kind.FAILED, why=why)))
             raise
         batch = Batch(given, ids, self._modules)
-        batch.gathering = self._last = self._submit("control", lambda: self.exchanger.gather(Kind.BATCH, batch.rows()))
+        exchanger = self.exchanger
+        batch.gathering = self._last = self._submit("control", lambda: exchanger.gather(Kind.BATCH, batch.rows()))
         self._coming.append(batch)
         self._unplanned.append(batch.gathering)
 
@@ -228,27 +231,29 @@ class Steps:
         self._begin_planning()
         planning, self._planning = self._planning, []
         before = self._later[-1].result if self._later else lambda: None
+        exchanger = self.exchanger
 
         def critical() -> None:
             for each in planning:
                 each.result()
-            self.exchanger.critical(gradients, before)
+            exchanger.critical(gradients, before)
 
         through = self._submit("critical", critical)
 
         def later() -> None:
             through.result()
-            self.exchanger.later()
+            exchanger.later()
 
         self._critical.append(through)
         self._later.append(self._submit("later", later))
 
     def _fill(self) -> Callable[[], int]:
         told, self._unplanned = self._unplanned, []
+        exchanger = self.exchanger
 
         def fill() -> int:
-            self._plan(told)
-            return self.exchanger.fill()
+            _plan(exchanger, told)
+            return exchanger.fill()
 
         return fill
 
@@ -256,13 +261,7 @@ class Steps:
         """Hand over what was told since, to be planned before the next exchange."""
         told, self._unplanned = self._unplanned, []
         if told:
-            self._planning.append(self._submit("critical", partial(self._plan, told)))
-
-    def _plan(self, gatherings: Sequence[Gathering]) -> None:
-        for each in gatherings:
-            gathered = each.result()
-            if not isinstance(gathered, Kind):
-                self.exchanger.add(gathered)
+            self._planning.append(self._submit("critical", partial(_plan, self.exchanger, told)))
 
     def _end_step(self) -> None:
         """The step's exchange is on its way, and its rows are not used any more."""
@@ -287,6 +286,13 @@ class Steps:
         while len(futures) > left:
             self._wait(futures[0])
             futures.pop(0)  # not before: Ctrl-C may end the wait
+
+
+def _plan(exchanger: Exchanger, gatherings: Sequence[Gathering]) -> None:
+    for each in gatherings:
+        gathered = each.result()
+        if not isinstance(gathered, Kind):
+            exchanger.add(gathered)
 
 
 def _backward_pass(reference: weakref.ref[Steps], at: int, _: torch.Tensor) -> None:
