@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from hvd_compress.engines import limits
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.engines.names import ALGORITHMS, ALLGATHERS, BROADCASTS
+from hvd_compress.engines.pool import Pool
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.extras import needed
 
@@ -20,8 +20,9 @@ _SUM_DTYPES = (torch.float32, torch.float64, torch.float16, torch.int32, torch.i
 _MOVE_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """What is not summed moves as integers of its size, since Horovod knows fewer dtypes than torch (no bfloat16)."""
 
-_engines_made: Counter[tuple[int, tuple[int, ...]]] = Counter()
-"""Engines made so far by process set: their collectives need names that are the same on all members, and unique.
+_pools: dict[tuple[int, tuple[int, ...]], Pool[str]] = {}
+"""By process set, what the names of an engine's collectives begin with: the same on all members, and unique. Those of
+ended engines are used again, as Horovod remembers names.
 
 By its ranks, too: Horovod gives the number of a set that was removed to the next one, which may have other members.
 """
@@ -62,10 +63,11 @@ class HorovodEngine(Engine):
             (ALGORITHMS, BROADCASTS, ALLGATHERS) if self.world_size == 1 else ((), (), ())
         )
         self.capabilities = Capabilities(verbs, algorithms, _SUM_DTYPES, broadcasts, allgathers, devices)
-        key = (self._set.process_set_id, tuple(self.ranks))
-        number = _engines_made[key]
-        _engines_made[key] += 1
-        self._prefix = f"hvd_compress.engine.{self._set.process_set_id}.{number}"
+        number = self._set.process_set_id
+        pool = _pools.setdefault((number, tuple(self.ranks)), Pool())
+        self._prefix = f"hvd_compress.engines.{number}"
+        meet = self.allgather_json if pool.made else lambda offer: [offer]
+        self._prefix = pool.lend(self, meet, lambda: f"hvd_compress.engine.{number}.{pool.made}")
 
     def _wait(self, verb: str, start: Any, *arguments: Any, **options: Any) -> Any:
         """Start one of Horovod's asynchronous collectives under the verb's own name, and wait for its result."""
@@ -112,6 +114,7 @@ class HorovodEngine(Engine):
         return "the Horovod engine cannot be split into smaller groups: pass engine='mpi' to the compression"
 
     def abandon(self) -> None:
+        self._spoil()
         fail_at_exit(lambda: None)
 
 

@@ -146,11 +146,12 @@ def test_a_broadcast_runs_the_algorithm_that_was_asked_for():
 
 
 def test_a_setting_without_effect_is_not_offered(monkeypatch):
-    from hvd_compress.engines import mpi_algorithms
+    from hvd_compress.engines import mpi, mpi_algorithms
     from hvd_compress.engines.mpi import MpiEngine
 
     doubling = mpi_algorithms.CONTROLS["recursive_doubling"]
     monkeypatch.setitem(mpi_algorithms.CONTROLS, "ring", doubling)
+    monkeypatch.setattr(mpi, "_pools", {})  # with communicators that were made as always
     engine = MpiEngine()
     assert engine.capabilities.algorithms == ("tree", "recursive_doubling", "rabenseifner")
     assert "pipeline_16k" not in engine.capabilities.broadcasts, "it lives on the communicator of the ring"
@@ -160,11 +161,12 @@ def test_a_setting_without_effect_is_not_offered(monkeypatch):
 
 
 def test_a_control_that_one_rank_lacks_is_offered_on_none(monkeypatch):
-    from hvd_compress.engines import mpi_algorithms
+    from hvd_compress.engines import mpi, mpi_algorithms
     from hvd_compress.engines.mpi import MpiEngine
 
     if hvd.rank() == 0:
         monkeypatch.setitem(mpi_algorithms.CONTROLS, "tree", {"coll_tuned_no_such_variable": 1})
+    monkeypatch.setattr(mpi, "_pools", {})  # with communicators that were made as always
     engine = MpiEngine()
     assert engine.capabilities.algorithms == ("ring", "recursive_doubling", "rabenseifner")
     engine.close()
