@@ -20,8 +20,8 @@ from hvd_compress.engines.base import Call, Engine
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, located
 from hvd_compress.schemes.base import Exchange
-from hvd_compress.schemes.probe import ProbeReport
 from hvd_compress.schemes.phases import PhaseSpans, Span, length
+from hvd_compress.schemes.probe import ProbeReport
 from hvd_compress.session.report import Exchanged, Outcome
 from hvd_compress.session.worker import Worker, ran
 

@@ -418,7 +418,7 @@ class Session:
         )
 
     def result(self, number: int) -> torch.Tensor:
-        """Return a result that lies in no bucket, as of a sparse layout, once after end_step(): nobody else holds it."""
+        """Return a result that lies in no bucket, as of a sparse layout; once, between end_step() and the next step."""
         return self._results.pop(number)
 
     def end_step(self, waited_from_s: float | None = None, gives_up: bool = False) -> StepReport:

@@ -9,6 +9,7 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from threading import Timer
 from types import SimpleNamespace
@@ -97,6 +98,17 @@ def hanging() -> Iterator[Hanging]:
     made = Hanging()
     yield made
     made.go_on.set()
+
+
+def test_on_the_host_an_exchange_is_released_when_it_is_decoded(pipeline: Pipeline) -> None:
+    """So payloads of a step's buckets do not add up."""
+    exchanges = [Scripted("0", []), Scripted("1", [])]
+    first, alive = weakref.ref(exchanges[0]), []
+    exchanges[1].phases = {"decode": lambda: alive.append(first())}
+    while exchanges:
+        pipeline.submit(2 - len(exchanges), exchanges.pop(0), "a bucket")
+    pipeline.finish()
+    assert alive == [None]
 
 
 def raises(error: Exception) -> Callable[[], None]:
