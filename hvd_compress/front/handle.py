@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +67,7 @@ class Handle:
         self.session = Session(self.slots, request, settings, connect, devices=self.devices.values(), **options)
         self.session.replicas = ReplicaCheck(self.parameters, settings.check_every)
         tell_of_steps(self.session.replicas)
-        found = self.parameters
-        self.unused = UnusedResult(found, partial(_gradient, found), partial(_writes, found), self.session.drop_step)
+        self.unused = UnusedResult(self.parameters, self.session.drop_step)
         tell_of_steps(self.unused)
         self.session.ccr.profiler = CcrProfiler(self.parameters)
         if settings.ccr is not None:
@@ -146,12 +143,3 @@ class Handle:
         """Load what state_dict() gave, as checkpoint.load(). `parameters`: all that there are, frozen ones too."""
         numels = {name: math.prod(gradient_shape(parameter)) for name, parameter in parameters.items()}
         checkpoint.load(self.session, state, numels, rank, world_size, shard)
-
-
-def _gradient(parameters: Mapping[str, torch.Tensor], name: str) -> torch.Tensor | None:
-    return parameters[name].grad
-
-
-def _writes(parameters: Mapping[str, torch.Tensor]) -> int:
-    """Return how often torch has seen parameters be written to."""
-    return sum(map(attrgetter("_version"), parameters.values()))

@@ -16,7 +16,7 @@ class Watcher(Protocol):
 
     Attributes:
         parameters: by name, the same as long as it lives.
-        awaits_step: whether it wants to know of the next step.
+        awaits_step: whether it wants to know of the next step; of one that is captured it is told anyway.
     """
 
     parameters: Mapping[str, torch.Tensor]
@@ -51,9 +51,9 @@ def _tell(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if torch.compiler.is_compiling():
         return  # a step that is compiled is not looked at
     with _lock:
-        waiting = [watcher for watcher in _watchers if watcher.awaits_step and _trains(optimizer, watcher)]
-    is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    for watcher in waiting:
+        is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        told = [each for each in _watchers if (each.awaits_step or is_captured) and _trains(optimizer, each)]
+    for watcher in told:
         watcher.take_step(is_captured)
 
 
@@ -63,8 +63,10 @@ def _trains(optimizer: torch.optim.Optimizer, watcher: Watcher) -> bool:
     if known != count:
         found = weakref.WeakKeyDictionary()
     if watcher not in found:
-        watched = {_place(parameter) for parameter in watcher.parameters.values()} - {0}
-        found[watcher] = any(_place(p) in watched for group in optimizer.param_groups for p in group["params"])
+        mine = list(watcher.parameters.values())
+        ids, places = {id(parameter) for parameter in mine}, {_place(parameter) for parameter in mine} - {0}
+        own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        found[watcher] = any(id(parameter) in ids or _place(parameter) in places for parameter in own)
         _trained[optimizer] = count, found
     return found[watcher]
 

@@ -9,131 +9,171 @@ from dataclasses import dataclass
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from hvd_compress.session.replicas import bit_sum
-
 WATCHED = 4
-"""Parameters, evenly spread, whose gradients are looked at."""
+"""Parameters, evenly spread, that are looked at."""
+SAMPLED, COMPARED = 64, 1 << 16
+"""Elements of each, evenly spread, by which it is seen to move; and of its gradient, by which that is known again."""
+ALIKE = 1e-2
+"""Of a gradient that was scaled, as by clipping: the part of it that its exchange has not left, at most."""
 
 log = logging.getLogger("hvd_compress")
 
 
 @dataclass(frozen=True)
 class _Result:
-    """The gradient of a parameter as an exchange has left it."""
+    """The gradient of a parameter as an exchange has left it, and the parameter then.
+
+    Attributes:
+        kept: the first elements of the gradient, where they are to be compared.
+    """
 
     gradient: TensorWeakRef
     version: int
+    sample: torch.Tensor
+    kept: torch.Tensor | None
 
     @classmethod
-    def of(cls, gradient: torch.Tensor) -> _Result:
-        return cls(TensorWeakRef(gradient), gradient._version)
+    def of(cls, parameter: torch.Tensor, gradient: torch.Tensor, compares: bool) -> _Result:
+        kept = _first(gradient).clone() if compares else None
+        return cls(TensorWeakRef(gradient), gradient._version, _sample(parameter), kept)
 
-    def is_in(self, gradient: torch.Tensor | None) -> bool:
-        """Whether there may be something of it in what is a parameter's gradient now."""
-        if gradient is None:
-            return False
+    def may_be_in(self, gradient: torch.Tensor | None) -> bool:
+        """Whether there may be something of it in what is the parameter's gradient now."""
+        if gradient is None or hasattr(gradient, "_local_tensor"):  # what a shard holds is not alike on all ranks
+            return gradient is not None
         as_it_was = self.gradient() is gradient and gradient._version == self.version
-        return as_it_was or bool(getattr(gradient, "_local_tensor", gradient).any())
+        return as_it_was or bool((gradient._values() if gradient.is_sparse else gradient).any())
+
+    def is_alike(self, gradient: torch.Tensor | None) -> bool:
+        """Whether a gradient is the result times some number, or nothing is known of it."""
+        if self.kept is None or gradient is None:
+            return True
+        own, other = self.kept.flatten().double(), _first(gradient).flatten().double()
+        if own.shape != other.shape:
+            return False
+        lost = other.norm().square() - other.dot(own).square() / own.norm().square().clamp_min(1e-300)
+        return bool(lost <= ALIKE**2 * other.norm().square())
 
 
 class UnusedResult:
-    """Notices, when the next gradients come, whether the result of the last exchange was dropped.
+    """Notices, when the next exchange begins, whether the result of the last one was dropped.
 
-    It was where no parameter has moved since, and the gradients that held it are gone or zero: a program leaves a step
-    out whose gradients it does not trust, or wanted other gradients of a backward pass. It was not where gradients
-    accumulate on it. All ranks' programs do the same, or their replicas would differ: so each rank sees it by itself,
-    and nothing that is launched depends on it.
+    It was where no parameter has moved since, and the gradients that held it were gone or zero when the next ones came:
+    a program leaves a step out whose gradients it does not trust, or wanted other gradients of a backward pass. It was
+    not where gradients accumulate on it. All ranks' programs do the same, or their replicas would differ: so each rank
+    sees it by itself, and nothing that is launched depends on it.
 
-    A parameter has moved where an optimizer's step was seen, or torch counts a write to it. Whether one of them shows
-    the steps of this program is found by its first step; where none does, and where a step's gradients are others than
-    an exchange has left, as of programs that keep copies of several and combine them, nothing is noticed any more.
+    To take a result for unused that was used would lose feedback in silence. So nothing is noticed before an optimizer
+    was seen to step by what an exchange has left, perhaps clipped; and nothing any more where parameters have moved
+    otherwise, where a step is captured, which is not seen when it is repeated, or where after a dropped result a step
+    has gradients that no exchange has left, as of programs that keep several and combine them.
 
     Attributes:
-        parameters: by name, in an order that is the same on all ranks.
-        watched: names of those whose gradients are looked at.
-        awaits_step: whether take_step() is to be called after the coming step of an optimizer of these parameters.
+        parameters: by name, in an order that is the same on all ranks; sharded ones as torch's DTensor.
     """
 
-    def __init__(
-        self,
-        parameters: Mapping[str, torch.Tensor],
-        gradient: Callable[[str], torch.Tensor | None],
-        writes: Callable[[], int],
-        drop: Callable[[], None],
-    ) -> None:
+    def __init__(self, parameters: Mapping[str, torch.Tensor], drop: Callable[[], None]) -> None:
         """Nothing was exchanged yet.
 
         Args:
             parameters: as the attribute.
-            gradient: gives that of a parameter.
-            writes: counts those to all parameters.
-            drop: forgets what the last exchange has left; called before any gradient of the next one has left.
+            drop: forgets what the last exchange has left; called before anything of the next one has left.
         """
         names = list(parameters)
         last = min(WATCHED, len(names)) - 1
-        self.parameters, self._gradient, self._writes, self._drop = parameters, gradient, writes, drop
-        self.watched = [names[place * (len(names) - 1) // max(1, last)] for place in range(last + 1)]
-        self._results: dict[str, _Result] = {}  # of the last exchange, until the next gradients come
+        self.parameters, self._drop = parameters, drop
+        self._watched = [names[place * (len(names) - 1) // max(1, last)] for place in range(last + 1)]
+        self._results: dict[str, _Result] = {}  # of the last exchange, until the next one begins
         self._written = 0
-        self._sums: list[torch.Tensor] = []  # of parameters, until a step was seen
-        self._sees_steps: bool | None = None  # None before the first
-        self._has_stepped = self._has_dropped = False
+        self._notices: bool | None = None  # None before the first step
+        self._has_come = self._is_gone = self._has_stepped = self._has_dropped = False
+
+    @property
+    def watched(self) -> list[torch.Tensor]:
+        """Parameters whose gradients are looked at: comes() is to be called before the first of them is added to."""
+        return [self.parameters[name] for name in self._watched]
 
     @property
     def awaits_step(self) -> bool:
+        """Whether take_step() is to be called after the coming step of an optimizer of these parameters."""
         return bool(self._results) and (self._has_dropped or not self._has_stepped)
 
     def exchanged(self) -> None:
         """Results lie in the parameters' gradients, and something is remembered of what they were made of."""
-        if self._sees_steps is False:
+        if self._notices is False:
             return
-        self._results = self._found(self.watched) or self._found(self.parameters)
-        self._written, self._has_stepped = self._writes(), False
-        self._sums = self._summed() if self._sees_steps is None else []
+        self._results = self._found(self._watched) or self._found(self.parameters)
+        self._written = self._writes()
+        self._has_come = self._is_gone = self._has_stepped = False
 
+    @torch.no_grad()
     def take_step(self, is_captured: bool) -> None:
         """An optimizer has taken a step. `is_captured`: in a graph, by which it will take others that are not seen."""
         self._has_stepped = True
         if is_captured:
-            self._sees_steps = False
-        elif self._sees_steps is None:
-            self._sees_steps = True
-        found = {name: self._gradient(name) for name in self._results}
-        others = [
-            name for name, each in found.items() if each is not None and self._results[name].gradient() is not each
-        ]
-        if self._has_dropped and others:
-            self._sees_steps, self._results = False, {}
-            log.info(
-                "hvd_compress: the gradient of %r in a step is another than an exchange has left, after one whose "
-                "result was zeroed: results are taken to be combined, and none is taken to be dropped without a call",
-                others[0],
-            )
+            self._stop("a step was captured in a graph")
+        elif not all(result.is_alike(self.parameters[name].grad) for name, result in self._results.items()):
+            self._stop("a step has other gradients than an exchange has left")
+        elif self._notices is None and self._results:
+            self._notices = True
         self._has_dropped = False
 
+    @torch.no_grad()
     def comes(self) -> None:
-        """The next gradients come, and none was added to those of the last exchange yet."""
+        """The next gradients come, and none was added to those of the last exchange yet. Later calls change nothing."""
+        if self._results and not self._has_come:
+            self._has_come = True
+            if not self._has_stepped and self._notices:
+                found = self._results.items()
+                self._is_gone = not any(result.may_be_in(self.parameters[name].grad) for name, result in found)
+
+    @torch.no_grad()
+    def begins(self) -> None:
+        """The next exchange begins: nothing of it has left. Later calls change nothing."""
+        self.comes()  # where none that is watched has come
         results, self._results = self._results, {}
-        if not results or self._has_moved():
+        if not results or self._has_stepped:
             return
-        if not any(result.is_in(self._gradient(name)) for name, result in results.items()):
+        moved = [not torch.equal(result.sample, _sample(self.parameters[name])) for name, result in results.items()]
+        if self._writes() != self._written or (self._is_gone and any(moved)):
+            self._stop("parameters have moved without a step of an optimizer")
+        elif self._is_gone:
             self._has_dropped = True
             self._drop()
 
+    def _stop(self, why: str) -> None:
+        if self._notices is not False:
+            log.info("hvd_compress: %s: results that nobody uses are not noticed any more, without drop_step()", why)
+        self._notices, self._results = False, {}
+
     def _found(self, names: Iterable[str]) -> dict[str, _Result]:
-        found = {name: self._gradient(name) for name in names}
-        return {name: _Result.of(each) for name, each in found.items() if each is not None}
+        found = {name: self.parameters[name] for name in names}
+        compares = self._notices is None or self._has_dropped
+        return {name: _Result.of(each, each.grad, compares) for name, each in found.items() if each.grad is not None}
 
-    def _has_moved(self) -> bool:
-        if self._has_stepped:
-            return True
-        if self._writes() != self._written:
-            self._sees_steps = True
-            return True
-        if self._sees_steps is None and not all(map(torch.equal, self._sums, self._summed())):
-            self._sees_steps = False
-            return True
-        return False
+    def _writes(self) -> int:
+        """Return how often torch has seen parameters be written to."""
+        return sum(map(_version, self.parameters.values()))
 
-    def _summed(self) -> list[torch.Tensor]:
-        return [bit_sum(parameter) for parameter in self.parameters.values()]
+
+def _version(parameter: torch.Tensor) -> int:
+    return int(getattr(parameter, "_local_tensor", parameter)._version)
+
+
+@torch.no_grad()
+def _sample(parameter: torch.Tensor) -> torch.Tensor:
+    """Return some elements (n,) of a parameter, of a sharded one of this rank's part."""
+    whole = getattr(parameter, "_local_tensor", parameter).detach()
+    flat = whole.as_strided((whole.untyped_storage().nbytes() // whole.element_size(),), (1,), 0)
+    flat = flat[whole.storage_offset() :][: whole.numel()]
+    return flat[:: max(1, whole.numel() // SAMPLED)].clone()
+
+
+@torch.no_grad()
+def _first(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the first elements of a gradient, of a sharded one of this rank's part, as they lie in its first rows."""
+    own = getattr(gradient, "_local_tensor", gradient).detach()
+    own = own.coalesce().values() if own.is_sparse else own
+    own = torch.view_as_real(own) if own.is_complex() else own
+    rows = own.reshape(1) if own.dim() == 0 else own
+    return rows[: max(1, COMPARED * len(rows) // max(1, rows.numel()))].reshape(-1)[:COMPARED]

@@ -103,8 +103,11 @@ def test_every_step_is_the_same_on_all_ranks(name: str, engine: str) -> None:
         assert all(residuals(optimizer).any() for optimizer in gan.optimizers)
 
 
-def test_two_models_without_names_are_told_of_once() -> None:
+def test_two_models_without_names_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvd_compress.front.horovod.distributed._told_of_two", False)
+
     def made(named: bool) -> tuple[nn.Module, Any]:
+        torch.manual_seed(0)
         model = nn.Linear(4, 3)
         names = model.named_parameters() if named else None
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -121,9 +124,10 @@ def test_two_models_without_names_are_told_of_once() -> None:
         step(made(named=False))
         fold = made(named=False)  # the one before is not used any more
         step(fold, made(named=True))
-    other = made(named=False)
+    other, third = made(named=False), made(named=False)
+    fold[1].register_step_post_hook(lambda *_: None)
     with pytest.warns(
         UserWarning, match="two optimizers are in use that were wrapped without named_parameters"
     ) as told:
-        step(fold, other, fold, other)
+        step(fold, other, third, fold, other)
     assert len(told) == 1

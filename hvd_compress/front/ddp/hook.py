@@ -93,8 +93,7 @@ class GradientHook:
         self._told_apart = False
         self._watch: Watch | None = Watch()
         self._unused, me = self.handle.unused, weakref.ref(self)  # a parameter must not hold this
-        watched = [self._parameters[name] for name in self._unused.watched]
-        self._hooks = GradientHooks(watched, partial(_gradient_comes, me), partial(_gradient_came, me))
+        self._hooks = GradientHooks(self._unused.watched, partial(_gradient_comes, me), partial(_gradient_came, me))
 
     def __call__(self, bucket: GradBucket) -> Result:
         """Take one bucket; the future holds the average over ranks, which lies in the bucket, when the step is over.
@@ -174,7 +173,7 @@ class GradientHook:
 
     def _begin(self) -> None:
         self._step, self._held = [], False
-        self._unused.comes()  # where none that is watched has come yet
+        self._unused.begins()
         self.session.begin_step()
 
     def _finish(self) -> None:

@@ -6,7 +6,6 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
+from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError, located
 from hvd_compress.front.eagerly import eagerly
 from hvd_compress.front.fsdp.groups import ParamGroup, Shard
 from hvd_compress.front.handle import Handle
@@ -65,14 +64,12 @@ class GradientExchange:
         self._groups = {self._bucket_of(group): group for group in groups}
         self.handle = Handle(self.stand_ins(), request, settings, connect, arrivals=arrivals)
         self.session = self.handle.session
-        replicas = _Locals({shard.name: weakref.ref(shard) for group in groups for shard in group.every})
+        shards = {shard.name: weakref.ref(shard) for group in groups for shard in group.every}
+        replicas = _Tensors(shards, Shard.local)
         self.session.replicas = None if scatters else ReplicaCheck(replicas, settings.check_every)
         if self.session.replicas is not None:
             tell_of_steps(self.session.replicas)
-        shards = replicas.found
-        self._unused = UnusedResult(
-            replicas, partial(_gradient, shards), partial(_writes, shards), self.session.drop_step
-        )
+        self._unused = UnusedResult(_Tensors(shards, lambda shard: shard.parameter), self.session.drop_step)
         tell_of_steps(self._unused)
         self._flats: dict[tuple[str, ...], torch.Tensor] = {}  # of shards that replicas average
         self._came: list[tuple[str, ...]] = []  # in this step
@@ -136,7 +133,8 @@ class GradientExchange:
                 self.session.mark_ready(numbers[bucket])
                 nothing = torch.full((numel,), torch.nan, dtype=group.dtype, device=group.device)
                 self.session.submit(numbers[bucket], nothing)
-            self.session.end_step(gives_up=True)
+            with located("giving up a backward pass that an error has ended on this rank"):
+                self.session.end_step(gives_up=True)
         except BaseException as error:
             self.session.fail(error)
             raise
@@ -179,7 +177,7 @@ class GradientExchange:
             self._passes.add(backward_pass)
 
     def _begin(self) -> None:
-        self._unused.comes()  # FSDP adds to the sharded gradients later
+        self._unused.begins()  # FSDP adds to the sharded gradients later
         self.session.begin_step()
         if not self._opened:
             self._open()
@@ -337,40 +335,25 @@ class AllReduceHook:
         reduce_output.zero_()
 
 
-class _Locals(Mapping[str, torch.Tensor]):
-    """Tensors that are looked up when they are read, as torch replaces sharded parameters.
+class _Tensors(Mapping[str, torch.Tensor]):
+    """Tensors of shards that are looked up when they are read, as torch replaces sharded parameters.
 
     It does not hold them: a session lives until its model is dropped, and a shard knows its module.
-
-    Attributes:
-        found: the shards by name.
     """
 
-    def __init__(self, found: Mapping[str, weakref.ref[Shard]]) -> None:
-        self.found = found
+    def __init__(self, shards: Mapping[str, weakref.ref[Shard]], tensor_of: Callable[[Shard], torch.Tensor]) -> None:
+        self._shards, self._tensor_of = shards, tensor_of
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return _there(self.found[name]).local()
+        shard = self._shards[name]()
+        assert shard is not None
+        return self._tensor_of(shard)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.found)
+        return iter(self._shards)
 
     def __len__(self) -> int:
-        return len(self.found)
-
-
-def _there(shard: weakref.ref[Shard]) -> Shard:
-    found = shard()
-    assert found is not None
-    return found
-
-
-def _gradient(shards: Mapping[str, weakref.ref[Shard]], name: str) -> torch.Tensor | None:
-    return _there(shards[name]).gradient
-
-
-def _writes(shards: Mapping[str, weakref.ref[Shard]]) -> int:
-    return sum(_there(shard).writes for shard in shards.values())
+        return len(self._shards)
 
 
 def _words(scatters: bool) -> str:

@@ -49,16 +49,6 @@ class Shard:
         found: torch.Tensor = self.parameter.to_local()  # type: ignore[attr-defined]
         return found
 
-    @property
-    def gradient(self) -> torch.Tensor | None:
-        """The sharded gradient, if there is one."""
-        return self.parameter.grad
-
-    @property
-    def writes(self) -> int:
-        """How often torch has seen this rank's shard be written to."""
-        return int(self.parameter._local_tensor._version)  # type: ignore[attr-defined]
-
     def add(self, part: torch.Tensor) -> None:
         """Add this rank's part (numel,) of a result to the sharded gradient."""
         gradient: Any = self.parameter.grad

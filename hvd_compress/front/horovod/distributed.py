@@ -126,22 +126,25 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
 
 
 _without_names: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+_told_of_two = False
 
 
 def _tell_of_another(wrapped: torch.optim.Optimizer) -> None:
     """Warn, once, where two optimizers that call their parameters alike are in use: one steps, and this was wrapped."""
+    for other in _without_names:
+        other.register_step_post_hook(_tell_of_two)
+    _without_names.add(wrapped)
 
-    def tell(*_: Any) -> None:
-        for hook in hooks:
-            hook.remove()
+
+def _tell_of_two(*_: Any) -> None:
+    global _told_of_two
+    if not _told_of_two:
+        _told_of_two = True
         warn_caller(
             "two optimizers are in use that were wrapped without named_parameters: both call their parameters "
             "noname.0.0 and so on, so that neither a message nor a checkpoint tells one model's from the other's. Pass "
             "each its own model.named_parameters()"
         )
-
-    hooks = [other.register_step_post_hook(tell) for other in _without_names]
-    _without_names.add(wrapped)
 
 
 def _connect(name: str, process_set: Any, niceness: int) -> Engine:

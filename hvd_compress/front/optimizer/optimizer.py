@@ -283,8 +283,9 @@ class ReducingOptimizer(torch.optim.Optimizer):
         """Forget what the last exchange has left in residuals and compressors' states: its result is not used.
 
         Call it where a step is left out, on every rank, after synchronize() and before the next backward pass. Nothing
-        is communicated. It reaches one exchange back. Where no parameter has moved since and gradients are None or zero
-        when the next ones come, that is seen without this call.
+        is communicated. It reaches one exchange back. In a program that otherwise steps by each result it is seen
+        without this call, where gradients are None or zero when the next ones come, and no parameter has moved until
+        those leave.
 
         Raises UsageError while gradients are being exchanged.
         """

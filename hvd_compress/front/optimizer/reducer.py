@@ -114,6 +114,7 @@ class Reducer:
     def ready(self, name: str) -> None:
         """The gradient of a parameter is final for this step. Call it at most once a step and parameter."""
         parameter = self._parameters[name]
+        self._unused.begins()
         self.session.begin_step()
         if parameter.grad is not None and parameter.grad.is_sparse:
             self._meet_sparse(name)
@@ -141,6 +142,7 @@ class Reducer:
         """
         start_s = perf_counter()
         try:
+            self._unused.begins()
             self.session.begin_step()
             self._require_unchanged()
             if not self._is_set_up:

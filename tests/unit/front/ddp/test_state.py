@@ -110,6 +110,7 @@ Program = Callable[[DistributedDataParallel, torch.optim.Optimizer, int, int, Ca
 def trained_by(program: Program, name: str, rank: int, says: bool) -> DistributedDataParallel:
     ddp = compressed(make_model(), name)
     optimizer = optimizer_of(ddp)
+    train(ddp, optimizer, rank, range(1))
     for step in range(8):
         program(ddp, optimizer, rank, step, lambda: hc.drop_step(ddp) if says else None)
     optimizer.zero_grad()

@@ -12,6 +12,7 @@ from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import UsageError
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.front.unused import UnusedResult
 from hvd_compress.request.request import Request
 from tests.harness import (
     COMPRESSORS,
@@ -89,7 +90,7 @@ def left_out(optimizer: ReducingOptimizer, parameters: Mapping[str, torch.nn.Par
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-@pytest.mark.parametrize("after", [0, 3], ids=["at first", "later"])
+@pytest.mark.parametrize("after", [1, 3], ids=["after the first step", "later"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_it_is_noticed_without_a_call(name: str, after: int, size: int) -> None:
     def body(engine: InProcessEngine, says: bool) -> dict[str, torch.Tensor]:
@@ -150,33 +151,87 @@ def has_its_own_optimizer(
 
 
 def combines(optimizer: ReducingOptimizer, parameters: Mapping[str, torch.nn.Parameter], rank: int) -> None:
-    """Gradients of two losses, put aside, become one: from its second step on it is known."""
+    """Gradients of two losses, put aside, become one."""
+    _combine(optimizer, parameters, rank, lambda parameter, other: setattr(parameter, "grad", parameter.grad + other))
+
+
+def combines_in_place(optimizer: ReducingOptimizer, parameters: Mapping[str, torch.nn.Parameter], rank: int) -> None:
+    _combine(optimizer, parameters, rank, lambda parameter, other: parameter.grad.add_(other))
+
+
+def _combine(
+    optimizer: ReducingOptimizer,
+    parameters: Mapping[str, torch.nn.Parameter],
+    rank: int,
+    add: Callable[[torch.nn.Parameter, torch.Tensor], object],
+) -> None:
     for pair in ((2, 3), (4, 5)):
-        found = []
         for step in pair:
             optimizer.zero_grad()
             backward(parameters, rank, step)
             optimizer.synchronize()
-            found.append([parameter.grad.clone() for parameter in parameters.values()])
-        for parameter, one, other in zip(parameters.values(), *found, strict=True):
-            parameter.grad = one + other
+            if step == pair[0]:
+                first = [parameter.grad.clone() for parameter in parameters.values()]
+        for parameter, other in zip(parameters.values(), first, strict=True):
+            add(parameter, other)
         with optimizer.skip_synchronize():
             optimizer.step()
 
 
-@pytest.mark.parametrize(
-    ("program", "times"),
-    [(accumulates, 0), (clips_and_accumulates, 0), (writes_itself, 0), (has_its_own_optimizer, 0), (combines, 1)],
-)
+def adds_up_elsewhere(optimizer: ReducingOptimizer, parameters: Mapping[str, torch.nn.Parameter], rank: int) -> None:
+    """Gradients add up beside the parameters, which are written to by hand."""
+    for pair in ((2, 3), (4, 5)):
+        sums = [torch.zeros_like(parameter) for parameter in parameters.values()]
+        for step in pair:
+            backward(parameters, rank, step)
+            optimizer.synchronize()
+            for sum_, parameter in zip(sums, parameters.values(), strict=True):
+                sum_ += parameter.grad
+                parameter.grad = None
+        with torch.no_grad():
+            for sum_, parameter in zip(sums, parameters.values(), strict=True):
+                parameter -= 0.1 * sum_
+
+
+def puts_aside(optimizer: ReducingOptimizer, parameters: Mapping[str, torch.nn.Parameter], rank: int) -> None:
+    """Other gradients are looked at meanwhile, which are not exchanged."""
+    for step in (2, 3):
+        backward(parameters, rank, step)
+        optimizer.synchronize()
+        held = [parameter.grad for parameter in parameters.values()]
+        optimizer.zero_grad()
+        optimizer._reducer._unused.comes()  # as the hook of a backward pass that exchanges nothing
+        for parameter, gradient_ in zip(parameters.values(), held, strict=True):
+            parameter.grad = gradient_
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+Times = tuple[int, int]
+"""How often a result is dropped: at first, and by a program that has stepped before."""
+USED: dict[Program, Times] = {
+    accumulates: (0, 0),
+    clips_and_accumulates: (0, 0),
+    writes_itself: (0, 0),
+    has_its_own_optimizer: (0, 0),
+    combines: (0, 1),
+    combines_in_place: (0, 1),
+    adds_up_elsewhere: (0, 1),
+    puts_aside: (0, 0),
+}
+
+
 @pytest.mark.parametrize("known", [0, 2], ids=["at first", "later"])
-def test_a_result_that_was_used_is_not_taken_back(program: Program, times: int, known: int) -> None:
+@pytest.mark.parametrize("program", USED)
+def test_a_result_that_was_used_is_not_taken_back(program: Program, known: int) -> None:
+    """At most once, where a program that was known to step by each result begins to keep several."""
     dropped: list[int] = []
 
     def body(engine: InProcessEngine) -> None:
         parameters, rank = make_parameters(SHAPES), engine.rank
         optimizer = make_optimizer(parameters, Request(COMPRESSORS["topk"]), lambda: engine, rank, 2)
-        if program is not writes_itself:  # where steps are seen, they are looked for in the same way from then on
-            train(optimizer, parameters, rank, range(known))
+        train(optimizer, parameters, rank, range(known))
         session = optimizer._reducer.session
         optimizer._reducer._unused._drop = lambda: (dropped.append(rank), session.drop_step())
         program(optimizer, parameters, rank)
@@ -185,7 +240,30 @@ def test_a_result_that_was_used_is_not_taken_back(program: Program, times: int, 
         optimizer.synchronize()
 
     run_ranks(2, body)
-    assert sorted(dropped) == sorted([0, 1] * times)
+    assert sorted(dropped) == sorted([0, 1] * USED[program][bool(known)])
+
+
+def test_steps_that_are_captured_are_not_seen() -> None:
+    parameters = make_parameters(SHAPES)
+    dropped: list[None] = []
+    unused = UnusedResult(parameters, lambda: dropped.append(None))
+
+    def step(*captured: bool) -> None:
+        for parameter in parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+        unused.exchanged()
+        for each in captured:
+            unused.take_step(each)
+        for parameter in parameters.values():
+            parameter.grad = None
+        unused.begins()
+
+    step(False)
+    step()
+    assert len(dropped) == 1, "nobody has stepped"
+    step(False, True)
+    step()
+    assert len(dropped) == 1
 
 
 def test_in_mixed_precision_it_is_forgotten_in_the_units_of_today() -> None:
