@@ -185,8 +185,8 @@ def drop_step(model: DistributedDataParallel) -> None:
     """Forget what the last exchange has left in residuals and compressors' states: its result is not used.
 
     Call it where a step is left out, on every rank, before the next backward pass. Nothing is communicated. It reaches
-    one exchange back. In a program that otherwise steps by each result it is seen without this call, where gradients are
-    None or zero when the next ones come, and no parameter has moved until those leave.
+    one exchange back. In a program that otherwise steps by each result it is seen without this call, where
+    gradients are None or zero when the next ones come, and no parameter has moved until those leave.
 
     Raises UsageError within a backward pass.
     """
