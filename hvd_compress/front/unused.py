@@ -24,7 +24,8 @@ class _Result:
     """The gradient of a parameter as an exchange has left it, and the parameter then.
 
     Attributes:
-        kept: the first elements of the gradient, where they are to be compared.
+        sample: some elements of the parameter.
+        kept: the first ones of the gradient, where they are to be compared.
     """
 
     gradient: TensorWeakRef
@@ -33,9 +34,9 @@ class _Result:
     kept: torch.Tensor | None
 
     @classmethod
-    def of(cls, parameter: torch.Tensor, gradient: torch.Tensor, compares: bool) -> _Result:
+    def of(cls, sample: torch.Tensor, gradient: torch.Tensor, compares: bool) -> _Result:
         kept = _first(gradient).clone() if compares else None
-        return cls(TensorWeakRef(gradient), gradient._version, _sample(parameter), kept)
+        return cls(TensorWeakRef(gradient), gradient._version, sample, kept)
 
     def may_be_in(self, gradient: torch.Tensor | None) -> bool:
         """Whether there may be something of it in what is the parameter's gradient now."""
@@ -84,6 +85,7 @@ class UnusedResult:
         self.parameters, self._drop = parameters, drop
         self._watched = [names[place * (len(names) - 1) // max(1, last)] for place in range(last + 1)]
         self._results: dict[str, _Result] = {}  # of the last exchange, until the next one begins
+        self._samples: dict[str, tuple[int, torch.Tensor]] = {}
         self._written = 0
         self._notices: bool | None = None  # None before the first step
         self._has_come = self._is_gone = self._has_stepped = self._has_dropped = False
@@ -106,7 +108,6 @@ class UnusedResult:
         self._written = self._writes()
         self._has_come = self._is_gone = self._has_stepped = False
 
-    @torch.no_grad()
     def take_step(self, is_captured: bool) -> None:
         """An optimizer has taken a step. `is_captured`: in a graph, by which it will take others that are not seen."""
         self._has_stepped = True
@@ -118,7 +119,6 @@ class UnusedResult:
             self._notices = True
         self._has_dropped = False
 
-    @torch.no_grad()
     def comes(self) -> None:
         """The next gradients come, and none was added to those of the last exchange yet. Later calls change nothing."""
         if self._results and not self._has_come:
@@ -127,29 +127,40 @@ class UnusedResult:
                 found = self._results.items()
                 self._is_gone = not any(result.may_be_in(self.parameters[name].grad) for name, result in found)
 
-    @torch.no_grad()
     def begins(self) -> None:
         """The next exchange begins: nothing of it has left. Later calls change nothing."""
         self.comes()  # where none that is watched has come
         results, self._results = self._results, {}
         if not results or self._has_stepped:
             return
-        moved = [not torch.equal(result.sample, _sample(self.parameters[name])) for name, result in results.items()]
-        if self._writes() != self._written or (self._is_gone and any(moved)):
+        if self._writes() != self._written or (self._is_gone and self._have_moved(results)):
             self._stop("parameters have moved without a step of an optimizer")
         elif self._is_gone:
             self._has_dropped = True
             self._drop()
 
+    def _have_moved(self, results: Mapping[str, _Result]) -> bool:
+        return not all(torch.equal(result.sample, self._sampled(name)) for name, result in results.items())
+
+    def _sampled(self, name: str) -> torch.Tensor:
+        """Return some elements of a parameter, as a view: made once, as long as it lies there."""
+        parameter = self.parameters[name]
+        place = getattr(parameter, "_local_tensor", parameter).data_ptr()
+        known = self._samples.get(name)
+        if known is None or known[0] != place:
+            known = self._samples[name] = place, _sample(parameter)
+        return known[1]
+
     def _stop(self, why: str) -> None:
         if self._notices is not False:
             log.info("hvd_compress: %s: results that nobody uses are not noticed any more, without drop_step()", why)
-        self._notices, self._results = False, {}
+        self._notices, self._results, self._samples = False, {}, {}
 
     def _found(self, names: Iterable[str]) -> dict[str, _Result]:
         found = {name: self.parameters[name] for name in names}
         compares = self._notices is None or self._has_dropped
-        return {name: _Result.of(each, each.grad, compares) for name, each in found.items() if each.grad is not None}
+        given = {name: each.grad for name, each in found.items() if each.grad is not None}
+        return {name: _Result.of(self._sampled(name).clone(), each, compares) for name, each in given.items()}
 
     def _writes(self) -> int:
         """Return how often torch has seen parameters be written to."""
@@ -162,11 +173,11 @@ def _version(parameter: torch.Tensor) -> int:
 
 @torch.no_grad()
 def _sample(parameter: torch.Tensor) -> torch.Tensor:
-    """Return some elements (n,) of a parameter, of a sharded one of this rank's part."""
+    """Return some elements (n,) of a parameter as a view, of a sharded one of this rank's part."""
     whole = getattr(parameter, "_local_tensor", parameter).detach()
     flat = whole.as_strided((whole.untyped_storage().nbytes() // whole.element_size(),), (1,), 0)
     flat = flat[whole.storage_offset() :][: whole.numel()]
-    return flat[:: max(1, whole.numel() // SAMPLED)].clone()
+    return flat[:: max(1, whole.numel() // SAMPLED)]
 
 
 @torch.no_grad()
