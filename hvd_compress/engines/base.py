@@ -419,9 +419,10 @@ class Engine(ABC):
     def close(self) -> None:
         """Let later engines have what this one and those split from it hold. Local; they run nothing any more.
 
+        What no pool has lent belongs to its maker, and goes on.
         What has failed, or is in a collective, keeps it. Dropping an engine does the same.
         """
-        self._closed = True
+        self._closed = self.put_back is not None
         for one in (*self._children, *self._twins):
             one.close()
         if self.put_back is not None:

@@ -122,6 +122,7 @@ def test_an_obstacle_on_one_rank_is_an_error_of_all_where_one_must_be_made() -> 
 
 def test_a_closed_engine_runs_nothing() -> None:
     engine = InProcessEngine(InProcessWorld(1), 0)
+    Pool().lend(engine, lambda offer: [offer], object)
     engine.close()
     with pytest.raises(UsageError, match="is closed"):
         engine.allreduce(torch.ones(3))
