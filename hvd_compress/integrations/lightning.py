@@ -73,6 +73,7 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
         self._kept_of: weakref.ref[Any] | None = None  # the module that was trained; None where it was loaded
         self._is_alone = False  # after an exception, of which other ranks may not know
         self._epoch_ended = self._begun_at = -1  # steps
+        self._ends_later = False  # of the last epoch
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuse what cannot be compressed, before anything is wrapped."""
@@ -99,7 +100,7 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
                 f'Trainer(strategy="ddp"); {_FSDP}'
             )
         hc.compress(model, self.compression)
-        self._model, self._kept_of, self._epoch_ended = model, weakref.ref(pl_module), -1
+        self._model, self._kept_of, self._epoch_ended, self._ends_later = model, weakref.ref(pl_module), -1, False
         if self._kept is not None:
             hc.load_state_dict(model, self._kept)
             self._kept = None
@@ -127,10 +128,21 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
             logger.log_metrics(figures, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Tell Compression.accordion(), behind the schedulers of learning rates, and before a checkpoint is written."""
+        """Tell Compression.accordion(), behind the schedulers of learning rates, and before a checkpoint is written.
+
+        One that waits for a plateau is called when this is over: then it is told when the next epoch begins.
+        """
         if self._step > self._epoch_ended:  # an epoch may have no step
+            self._epoch_ended, schedulers = self._step, trainer.lr_scheduler_configs
+            self._ends_later = any(each.reduce_on_plateau and each.interval == "epoch" for each in schedulers)
+            if not self._ends_later:
+                hc.end_epoch(self._model)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Tell it of the end of the last one, where that was not told yet."""
+        if self._ends_later:
+            self._ends_later = False
             hc.end_epoch(self._model)
-            self._epoch_ended = self._step
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Callbacks that save a checkpoint now are called behind this one."""

@@ -90,6 +90,15 @@ class Net(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2)}
 
 
+class OnPlateau(Net):
+    """Its rate decays after the second epoch, as the loss is never small enough."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.99, cooldown=9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "train_loss"}}
+
+
 class Plain(Net):
     """Nothing for Python to do while it trains: it is compiled in less time."""
 
@@ -311,7 +320,11 @@ def follows(rank: int, folder: Path) -> None:
     options = {"log_every_n_steps": 4, "accumulate_grad_batches": 2, "enable_progress_bar": True}
     logger = CSVLogger(folder, version=2, flush_logs_every_n_steps=1)
     trained(CompressGradients(accordion), Watch(), max_epochs=4, logger=logger, **options)
-    assert sorted(set(sent[1:])) == [(0, 0.5), (1, 0.5), (2, 0.5), (3, 0.1)], "the rate has decayed behind epoch 1"
+    expected = [(0, 0.5), (1, 0.5), (2, 0.5), (3, 0.1)]
+    assert sorted(set(sent[1:])) == expected, "the rate has decayed behind epoch 1"
+    sent.clear()
+    trained(CompressGradients(accordion), Watch(), max_epochs=4, module=OnPlateau())
+    assert sorted(set(sent[1:])) == expected, "and so it has where a scheduler waits for a plateau"
     dist.barrier()
     with (folder / "lightning_logs/version_2/metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
