@@ -74,7 +74,8 @@ def borrow(
     """Return a group of the engine's ranks for it alone, until it is closed or dropped. Collective over them.
 
     Ranks meet over the job's store, so that no collective of the program is met by one of ours. torch counts groups in
-    the names of later ones, so one that is lent again counts, too: other ranks may have made one meanwhile.
+    the names of later ones, so one that is lent again counts, too: other ranks may have made one meanwhile. Releases
+    that count those of this rank alone are lent nothing of a part of the job.
 
     Args:
         timeout_s: how long a collective may take, and LATER_S more, by default torch's own limit.
@@ -98,18 +99,31 @@ def borrow(
         return _Known(weakref.ref(made[0]), timeout_s, device)
 
     def fits(known: _Known) -> bool:
-        return known.group() is not None and (known.timeout_s, known.device) == (timeout_s, device)
+        is_whole = len(ranks) == dist.get_world_size()
+        as_asked = (known.timeout_s, known.device) == (timeout_s, device)
+        return known.group() is not None and as_asked and (is_whole or _counts_on_all_ranks())
 
     def obstacle() -> str:
         words = files_obstacle(_FILES + len(ranks) - 1, f"a process group of {len(ranks)} ranks")
         return words and f"rank {dist.get_rank()}: {words}"
 
     known = groups.pool.lend(engine, partial(groups.meet, timeout), make, fits, obstacle, thorough)
-    if not made:
+    if not made and _counts_on_all_ranks():
         dist.distributed_c10d._world.group_count += 1
     group = known.group()
     assert group is not None
     return group
+
+
+def _counts_on_all_ranks() -> bool:
+    """Whether torch tells groups of the same ranks apart by a count that rises on ranks that are in none of them."""
+    torch_s = dist.distributed_c10d
+    name_of = torch_s._hash_ranks_to_str
+    before = name_of([0])
+    torch_s._world.group_count += 1
+    after = name_of([0])
+    torch_s._world.group_count -= 1
+    return bool(before != after)
 
 
 def _new_group(ranks: Sequence[int], timeout: timedelta, backend: str) -> dist.ProcessGroup:

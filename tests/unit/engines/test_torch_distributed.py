@@ -5,10 +5,11 @@ tests/parallel/test_engines.py holds it to the promises of every engine.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,8 @@ def rank_of_a_job(rank: int, port: int) -> None:
     groups_of_some_ranks_do_not_keep_later_ones_from_being_made(rank)
     a_part_of_the_ranks(rank)
     groups_that_are_used_again_on_some_ranks_count_as_those_that_others_make(rank)
+    with pytest.MonkeyPatch.context() as patch:
+        where_torch_counts_groups_of_a_rank_alone_those_of_a_part_are_made_anew(rank, patch)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -273,6 +276,39 @@ def groups_that_are_used_again_on_some_ranks_count_as_those_that_others_make(ran
     store = dist.distributed_c10d._get_default_store()
     keys = [f"{prefix}/{turn}/{rank}" for prefix in _prefixes() for turn in range(20)]
     assert sum(store.check([key]) for key in keys) == len(list(_prefixes())), "the last turn's alone"
+
+
+def where_torch_counts_groups_of_a_rank_alone_those_of_a_part_are_made_anew(
+    rank: int, patch: pytest.MonkeyPatch
+) -> None:
+    """As releases before 2.15 name them."""
+    world = dist.distributed_c10d._world
+    before = len(world.pg_names)  # another one on each rank by now
+
+    def hashed(ranks: Sequence[int]) -> str:
+        return hashlib.sha1(f"old {list(ranks)} {len(world.pg_names) - before}".encode()).hexdigest()
+
+    def name(ranks: Sequence[int], use_hashed_name: bool) -> str:
+        assert use_hashed_name
+        return hashed(ranks)
+
+    patch.setattr(dist.distributed_c10d, "_hash_ranks_to_str", hashed)
+    patch.setattr(dist.distributed_c10d, "_process_group_name", name)
+    count, whole = world.group_count, TorchEngine(timeout_s=80.0)
+    if rank < 2:
+        first = whole.split(0)
+        group = first._group
+        first.close()
+        kept = [whole.split(0)]
+        assert kept[0]._group is not group
+    else:
+        kept = [whole.split(1), whole.split(1)]
+    again = TorchEngine(timeout_s=90.0)
+    assert again.allgather_json(rank) == list(range(RANKS))
+    others = again._group
+    again.close()
+    assert TorchEngine(timeout_s=90.0)._group is others, "all ranks have that back"
+    assert world.group_count == count
 
 
 def _prefixes() -> Iterator[str]:
