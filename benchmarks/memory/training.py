@@ -122,7 +122,7 @@ def drop_in(model: torch.nn.Module, compression: str) -> Step:
 def _allreduced(model: torch.nn.Module, sgd: torch.optim.Optimizer, batch: torch.Tensor) -> None:
     model(batch).square().mean().backward()
     for parameter in model.parameters():
-        dist.all_reduce(parameter.grad, dist.ReduceOp.AVG if dist.get_backend() == "nccl" else dist.ReduceOp.SUM)
+        dist.all_reduce(parameter.grad)
         parameter.grad.div_(dist.get_world_size())
     sgd.step()
     sgd.zero_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -119,7 +120,7 @@ class GradientExchange:
         What has not left yet leaves as not finite. By that all ranks see that something is wrong, and ask each other.
         """
         missing = [bucket for bucket in self._groups if bucket not in self._came]
-        try:
+        with self._ending():
             if self._in_backward() or not missing:
                 raise CommunicationError(
                     "a backward pass has ended before all gradients were exchanged: where an error in it is caught, on "
@@ -135,12 +136,6 @@ class GradientExchange:
                 self.session.submit(numbers[bucket], nothing)
             with located("giving up a backward pass that an error has ended on this rank"):
                 self.session.end_step(gives_up=True)
-        except BaseException as error:
-            self.session.fail(error)
-            raise
-        finally:
-            self._came = []
-            self._passes.clear()
 
     def _take(self, group: ParamGroup, gradient: torch.Tensor) -> None:
         if not self._came:
@@ -248,7 +243,7 @@ class GradientExchange:
         """The backward pass is over: wait for all buckets, and add the results to the sharded gradients."""
         if self._in_backward():
             return  # it was one within another
-        try:
+        with self._ending():
             if missing := [group for bucket, group in self._groups.items() if bucket not in self._came]:
                 raise UsageError(
                     f"{missing[0].name} has reduced no gradient in this backward pass, and {len(self._came)} others "
@@ -267,6 +262,12 @@ class GradientExchange:
             self._order()
             if self.session.remembers:
                 self._unused.exchanged()
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """The step is over with the block; an error in it ends all exchanges."""
+        try:
+            yield
         except BaseException as error:
             self.session.fail(error)
             raise
