@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Any
 
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
 from hvd_compress import ddp
 from hvd_compress import metrics as metrics_of
 from hvd_compress.ddp import Compression
@@ -55,8 +57,10 @@ class CompressGradients(TrainerCallback):  # type: ignore[misc]  # mypy does not
         self.compression = compression
         self.log = log
         self._model: Any = None
+        self._ends_later = False  # of the last epoch
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        self._ends_later = False
         trainer, checkpoint = _training_loop()
         model, accelerator = trainer.model_wrapped, trainer.accelerator
         require_wrapped(accelerator, model, _NOT_WRAPPED)
@@ -69,8 +73,16 @@ class CompressGradients(TrainerCallback):  # type: ignore[misc]  # mypy does not
         others = [each for each in trainer.callback_handler.callbacks if each is not self]
         trainer.callback_handler.callbacks = [self, *others]  # loggers come first else, and would not see what we log
 
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        if self._ends_later:
+            self._ends_later = False
+            ddp.end_epoch(self._model)
+
     def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        ddp.end_epoch(self._model)
+        # A scheduler that waits for a plateau is called when Trainer evaluates, after this.
+        self._ends_later = isinstance(parts["lr_scheduler"], ReduceLROnPlateau)
+        if not self._ends_later:
+            ddp.end_epoch(self._model)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **parts: Any) -> None:
         if self.log and state.is_world_process_zero and "loss" in logs:

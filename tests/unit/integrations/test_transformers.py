@@ -203,6 +203,12 @@ def epochs_and_learning_rates_are_told(folder: Path) -> None:
     assert any(
         "the learning rate has decayed" in each.reason for each in hc.controller(trainer.model_wrapped).history.events
     )
+    waits = {"patience": 0, "threshold": 0.99, "cooldown": 9}  # it decays behind the second epoch
+    plateau = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": waits, "eval_strategy": "epoch"}
+    trainer = trainer_of(folder, request, Small(), max_steps=12, metric_for_best_model="loss", **plateau)
+    trainer.train()
+    report = hc.last_step(trainer.model_wrapped)
+    assert report.sent_bytes > 0.5 * report.dense_bytes, "the third epoch knows of it"
 
 
 def a_trial_keeps_nothing(folder: Path) -> None:
