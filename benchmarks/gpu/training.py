@@ -263,9 +263,9 @@ def _optimizer(
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     names = name_parameters(optimizer, None)
     named: dict[str, torch.Tensor] = {name: parameter for parameter, name in trainable(names).items()}
-    # No check of replicas: it would run on the engine after a step, where the next optimizer and this program have it.
+    # No check of replicas: it would run after a step that is timed.
     settings = Settings(bucket_bytes, 120.0, check_every=0)
-    reducer = Reducer(named, request, lambda: engine, ReduceOptions(), settings)
+    reducer = Reducer(named, request, engine.twin, ReduceOptions(), settings)
     return wrap(optimizer, names, reducer, 1, engine.rank, engine.world_size)
 
 

@@ -115,7 +115,7 @@ def says_where_the_limit_is() -> None:
         while len(kept) <= FEW_FILES:
             kept.append(ddp())
     except ConfigError as error:
-        print(f"[rank {RANK}] {error}", flush=True)
+        print(f"[rank {RANK}] {error}\n", end="", flush=True)  # one write: ranks share the pipe
 
 
 FRONTS = {"ddp": ddp, "fsdp": of_fsdp, "lookahead": lookahead, "closed": closed, "drop_in": drop_in}
