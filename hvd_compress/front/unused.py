@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch.utils.weak import TensorWeakRef
@@ -83,6 +84,8 @@ class UnusedResult:
         names = list(parameters)
         last = min(WATCHED, len(names)) - 1
         self.parameters, self._drop = parameters, drop
+        is_sharded = any(hasattr(parameter, "_local_tensor") for parameter in parameters.values())
+        self._version = _local_version if is_sharded else attrgetter("_version")
         self._watched = [names[place * (len(names) - 1) // max(1, last)] for place in range(last + 1)]
         self._results: dict[str, _Result] = {}  # of the last exchange, until the next one begins
         self._samples: dict[str, tuple[int, torch.Tensor]] = {}
@@ -164,10 +167,10 @@ class UnusedResult:
 
     def _writes(self) -> int:
         """Return how often torch has seen parameters be written to."""
-        return sum(map(_version, self.parameters.values()))
+        return sum(map(self._version, self.parameters.values()))
 
 
-def _version(parameter: torch.Tensor) -> int:
+def _local_version(parameter: torch.Tensor) -> int:
     return int(getattr(parameter, "_local_tensor", parameter)._version)
 
 
