@@ -16,7 +16,7 @@ class Watcher(Protocol):
 
     Attributes:
         parameters: by name, the same as long as it lives.
-        awaits_step: whether it wants to know of the next step; of one that is captured it is told anyway.
+        awaits_step: whether it wants to know of the next step; it learns of one that is captured in any case.
     """
 
     parameters: Mapping[str, torch.Tensor]
@@ -32,7 +32,7 @@ _watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
 _trained: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, weakref.WeakKeyDictionary[Watcher, bool]]] = (
     weakref.WeakKeyDictionary()
 )
-"""Of an optimizer with so many parameters, whether it trains some that another watches."""
+"""By optimizer: how many parameters it has, and of each watcher whether it trains some of that one's."""
 _lock = threading.Lock()  # ranks may be threads
 _hooked = False
 

@@ -130,7 +130,7 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Tell Compression.accordion(), behind the schedulers of learning rates, and before a checkpoint is written.
 
-        One that waits for a plateau is called when this is over: then it is told when the next epoch begins.
+        Lightning calls one that waits for a plateau after this: then the epoch ends when the next epoch begins.
         """
         if self._step > self._epoch_ended:  # an epoch may have no step
             self._epoch_ended, schedulers = self._step, trainer.lr_scheduler_configs

@@ -280,7 +280,7 @@ class Pipeline:
 
     def stop(self) -> None:
         """Let all threads end, when what has left was exchanged: other ranks take part in it. Then close the engine
-        and what arrivals are told by.
+        and the connection of the arrivals.
 
         Where they do not, within LEFT_LIMIT_S, that is a failure.
         """

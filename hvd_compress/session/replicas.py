@@ -115,7 +115,7 @@ class ReplicaCheck:
         self.awaits_step, self._left = is_due or self._suspected is not None, None
         self._count += 1
 
-    def take_step(self, is_captured: bool = False) -> None:
+    def take_step(self, is_captured: bool) -> None:
         """An optimizer has changed the parameters: keep what it has left. `is_captured`: it will, in a graph."""
         if not is_captured:
             self._left = self._sums(()).parameters

@@ -235,7 +235,7 @@ def files_of_models_and_hosts(rank: int, folder: Path) -> None:
 
 
 def one_rank_saves(rank: int, folder: Path) -> None:
-    """While the other gathers something of its own: nothing waits, and who goes on is told what is missing."""
+    """While the other gathers something of its own: nothing waits, and who goes on learns what is missing."""
     loop = Loop(INT4)
     loop.run(rank, range(3))
     if loop.accelerator.is_main_process:

@@ -24,7 +24,7 @@ PASS_S = 0.004
 class Together:
     """Lets ranks begin their backward passes at one moment.
 
-    The begin of a pass is told to all who watch in this process, ranks in other threads too: it must be their own.
+    All who watch in this process see a pass begin, ranks in other threads too: it must be as good as their own.
     """
 
     def __init__(self, clock: Clock) -> None:

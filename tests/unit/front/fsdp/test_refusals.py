@@ -201,7 +201,7 @@ def unused(mesh: Any) -> None:
 
 
 def interrupted(mesh: Any) -> None:
-    """FSDP itself trains on by halves, unless it is told to begin anew."""
+    """FSDP itself would leave modules out of the training, unless reset_iter_state() is called."""
     model = compressed(mesh, C.int8())
     model.blocks[0][0].register_full_backward_hook(_fail)
     refused(ValueError, "my own", loss_of(model, 0).backward)
