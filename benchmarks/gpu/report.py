@@ -90,8 +90,8 @@ class Report:
 
     def begin(self, part: str) -> None:
         self.found["parts"][part] = {"items": {}}
-        self.say(part)
         self.write()
+        self.say(part)
 
     def item(self, part: str, name: str, outcome: dict[str, Any]) -> None:
         self.found["parts"][part]["items"][name] = outcome
@@ -100,23 +100,23 @@ class Report:
         else:
             told = f"left out: {outcome['left_out']}" if "left_out" in outcome else "good"
         seconds = f" ({outcome['seconds']:.1f} s)" if "seconds" in outcome else ""
+        self.write()  # before it is said: who reads that an item is good may end the check at once
         self.say(f"  {part}, {name}: {told}{seconds}")
-        self.write()
 
     def end(self, part: str, seconds: float) -> None:
         self.found["parts"][part]["seconds"] = seconds
-        self.say(f"{part}: {seconds:.1f} s")
         self.write()
+        self.say(f"{part}: {seconds:.1f} s")
 
     def leave_out(self, part: str, reason: str) -> None:
         self.found["parts"].setdefault(part, {"items": {}})["left_out"] = reason
-        self.say(f"{part}: left out: {reason}")
         self.write()
+        self.say(f"{part}: left out: {reason}")
 
     def fail(self, part: str, failure: str) -> None:
         self.found["parts"][part]["failure"] = failure
-        self.say(f"{part}: FAILED: {failure}")
         self.write()
+        self.say(f"{part}: FAILED: {failure}")
 
     @property
     def has_run(self) -> bool:
