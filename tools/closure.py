@@ -98,13 +98,18 @@ class Checkout:
         found = {test: [n for file, n in self.closure(test).items() if file in changed] for test in self.tests}
         return {test: min(steps) for test, steps in found.items() if steps}
 
+    @functools.cached_property
+    def _commands(self) -> list[str]:
+        """The commands of hvd-compress, those of guests among them."""
+        return [file for file in self._folders.get("hvd_compress", ()) if re.search(r"/cli/\w+\.py$", file)]
+
     @functools.cache  # noqa: B019
     def needs(self, file: str) -> Needs:
         """Return what a file needs itself."""
         found: Needs = {}
         if file.endswith(".py"):
             _add(found, self._python(file))
-        elif file.startswith(("csrc/", "tests/native/cpp/")):
+        elif file.startswith("csrc/") or "/cpp/" in file:
             _add(found, dict.fromkeys(self._included(file), True))
         if file in self.tests:
             _add(found, dict.fromkeys({f"{folder}/conftest.py" for folder in _folders(file)} & self.files, True))
@@ -126,7 +131,10 @@ class Checkout:
         _add(found, dict.fromkeys(self._folders.get(SITE.get(file, ""), ()), False))
         words = {word for text in texts for word in text.split()}
         if CLI + "main.py" in found or "hvd-compress" in words:
-            _add(found, dict.fromkeys({f"{CLI}{word}.py" for word in {"main", *words}} & self.files, True))
+            _add(
+                found,
+                dict.fromkeys((file for file in self._commands if file.split("/")[-1][:-3] in {"main", *words}), True),
+            )
         if LAUNCH in found:
             _add(found, dict.fromkeys({f"{PROGRAMS}{word}.py" for word in words} & self.files, True))
         return found
@@ -154,7 +162,8 @@ class Checkout:
         dotted = posixpath.dirname(package).replace("/", ".")
         if inner := self._module(f"{dotted}.{name}", package):
             return {package: False, inner: True}
-        handed_on = {each.bound: each for each in self._imports(package) if each.module != dotted}
+        imports = imports_of(self._tree(package), dotted, typing=True)  # a package may import what is named, when it is
+        handed_on = {each.bound: each for each in imports if each.module != dotted}
         if name in handed_on:
             return {package: False, **self._imported(package, handed_on[name], ast.Module([], []))}
         for statement in self._tree(package).body:

@@ -24,7 +24,8 @@ LOG = BUILD / "log"
 COMPILER = shlex.split(os.environ.get("CXX") or "c++")
 # The tests are some ten times slower so, and what they compare has been compared without sanitizers.
 EXAMPLES = "0.05"
-TESTS = ("tests/native", "tests/conformance/test_malformed.py")
+GUESTS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/*/test_kernels.py"))
+TESTS = ("tests/native", "tests/conformance/test_malformed.py", *GUESTS)
 IGNORED = tuple(f"tests/native/test_{each}.py" for each in ("cuda_build", "ends", "gil", "levels", "machine_code"))
 """Tests of tests/native that look at files, or would only wait."""
 RUN_TESTS = """

@@ -11,9 +11,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from hvd_compress.attention.decoding import decodes, together
 from hvd_compress.attention.first_tokens import FirstTokens
+from hvd_compress.attention.kernels import decode_attention
 from hvd_compress.attention.layer import ClusteredLayer
 from hvd_compress.attention.layout import Group
-from hvd_compress.native.attention import decode_attention
 
 
 def attend(layer: ClusteredLayer, query: torch.Tensor, mask: torch.Tensor | None, scaling: float) -> torch.Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from hvd_compress.attention.kernels import DecodePlan
 from hvd_compress.attention.layout import Layout
-from hvd_compress.native.attention import DecodePlan
 from hvd_compress.native.module import FLOATS
 
 

@@ -9,11 +9,11 @@ import torch
 
 from hvd_compress.attention.decoding import decode_plan, decodes, together
 from hvd_compress.attention.first_tokens import FIRST, FirstTokens
+from hvd_compress.attention.kernels import DecodePlan, DecodeRows, append_token
 from hvd_compress.attention.layout import Layout, clustered_layout, whole_layout
 from hvd_compress.attention.rows import Rows
 from hvd_compress.attention.transformers_api import CacheLayerMixin
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.native.attention import DecodePlan, DecodeRows, append_token
 
 
 class ClusteredLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed here

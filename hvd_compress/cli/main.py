@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from hvd_compress import __version__
+from hvd_compress import __version__, guests
 from hvd_compress.cli.suggesting import Group
 from hvd_compress.errors import HvdCompressError, shortened
 
-# Each name is a module here that holds the command as `command`.
+# Each name is a module here that holds the command as `command`. Guests have more.
 COMMANDS = {
     "doctor": "List what is installed, and say whether training can run.",
     "bench": "Measure what this machine does: kernels, compressors, planner.",
@@ -23,8 +23,6 @@ COMMANDS = {
     "plan": "Make, check and draw a plan for Compression.plan().",
     "report": "Draw how buckets travelled and why, from a log.",
     "timeline": "Draw one step from a trace: what hides behind what.",
-    "chai": "Cluster the heads of a model's attention, and measure it.",
-    "netlab": "Emulate a network of hosts on this machine, and run jobs on it.",
 }
 
 
@@ -33,6 +31,8 @@ class Refusal(click.ClickException):
 
 
 class LazyGroup(Group):
+    words = ""
+
     def invoke(self, ctx: click.Context) -> Any:
         """Call the command. An error of ours is for whoever typed it: its sentence, no traceback, and exit code 2."""
         try:
@@ -41,17 +41,17 @@ class LazyGroup(Group):
             raise Refusal(shortened(str(error))) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *super().list_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return None
+            return super().get_command(ctx, cmd_name)
         command: click.Command = importlib.import_module(f"hvd_compress.cli.{cmd_name}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([*COMMANDS.items(), *guests.commands().items()])
 
 
 @click.group(cls=LazyGroup)

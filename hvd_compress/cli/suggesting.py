@@ -6,11 +6,26 @@ from typing import Any
 
 import click
 
+from hvd_compress import guests
 from hvd_compress.errors import did_you_mean, known_are
 
 
 class Group(click.Group):
-    """A group whose error of an unknown command names the one that was meant."""
+    """A group that also has the commands of guests. Its error of an unknown command names the one that was meant."""
+
+    @property
+    def words(self) -> str:
+        """What is typed for it, after hvd-compress."""
+        return str(self.name)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return its own commands, and those of guests."""
+        return [*super().list_commands(ctx), *guests.commands(self.words)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command of its own, or of a guest, which is imported now; None without."""
+        own = super().get_command(ctx, cmd_name)
+        return own or guests.command(f"{self.words} {cmd_name}".strip()) if cmd_name else own
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -18,6 +33,8 @@ class Group(click.Group):
         """Return the command of the first argument, and the others. Raises UsageError where there is none."""
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            if folder := guests.missing(f"{self.words} {name}".strip()):
+                ctx.fail(f"{name!r} comes with hvd_compress/{folder}, which is not part of this installation")
             ctx.fail(f"No such command {name!r}{known_are(self.list_commands(ctx), name)}")
         return super().resolve_command(ctx, args)
 

@@ -14,6 +14,7 @@ import pytest
 import hvd_compress
 from hvd_compress.errors import ConfigError, MissingPackageError, located
 from hvd_compress.extras import PACKAGES, needed, require
+from tests.brought import brought
 
 pytestmark = pytest.mark.level2
 
@@ -23,14 +24,13 @@ MPI_MODULES = ("mpi", "mpi_algorithms", "mpi_arrivals", "mpi_hosts", "mpi_librar
 NEEDING = (
     "hvd_compress.torch",
     "hvd_compress.front.horovod",
-    "hvd_compress.attention",
-    "hvd_compress.bench.attention",
     "hvd_compress.integrations.accelerate",
     "hvd_compress.integrations.transformers",
     "hvd_compress.integrations.lightning",
     *(f"hvd_compress.engines.{name}" for name in MPI_MODULES),
+    *brought("NEEDING"),
 )
-"""What needs Horovod, mpi4py, transformers, accelerate or Lightning as soon as it is imported, with all in it."""
+"""What needs Horovod, mpi4py, accelerate, transformers or Lightning as soon as it is imported, with all in it."""
 MODULES = [
     ".".join(path.relative_to(FOLDER.parent).with_suffix("").parts).removesuffix(".__init__")
     for path in sorted(FOLDER.rglob("*.py"))
@@ -69,19 +69,11 @@ USES = {
     "scalars": ("tensorboard", "from hvd_compress.events.tensorboard import TensorBoard; TensorBoard('.')"),
     "Accelerate": ("accelerate", "import hvd_compress.integrations.accelerate"),
     "Trainer": ("transformers.trainer", "import hvd_compress.integrations.transformers"),
-    "clustered attention": ("transformers", "import hvd_compress.attention"),
-    "chai analyse": (
-        "transformers",
-        "from hvd_compress.cli.chai import command; command(['analyse', 'x', '--samples', 'y'], standalone_mode=False)",
-    ),
-    "chai bench": (
-        "transformers",
-        "from hvd_compress.cli.chai import command; command(['bench'], standalone_mode=False)",
-    ),
     "a callback of Lightning": (
         "lightning",
         "import sys; sys.modules['pytorch_lightning'] = None; import hvd_compress.integrations.lightning",
     ),
+    **dict(brought("USES")),
     "digits": ("sklearn", "from examples.images.data import load_digits; load_digits()"),
 }
 """For each use: the package that it needs, and statements."""

@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[2] / "hvd_compress"
 
 ALLOWED = {
     "errors": set(),
+    "guests": set(),
     "warned": set(),
     "units": {"errors"},
     "schema": {"errors"},
@@ -72,7 +73,6 @@ ALLOWED = {
     "front/optimizer/snapshot": {"errors"},
     "settings": {"errors", "extras", "units"},
     "bench": {
-        "attention",
         "bench",
         "buckets.layout",
         "compressors.base",
@@ -106,7 +106,7 @@ ALLOWED = {
     "devices": {"devices", "errors"},
     "cost": {"cost", "__version__", "engines.base", "engines.layout", "engines.names", "errors"},
     "compressors": {"buckets.layout", "compressors", "errors", "feedback.states", "native", "payload"},
-    "netlab": {"netlab", "errors", "units"},
+    "netlab": {"netlab", "cli", "errors", "units"},
     "engines": {"engines", "errors", "extras", "cost"},
     "schemes": {
         "schemes",
@@ -149,7 +149,7 @@ ALLOWED = {
         "schemes",
         "settings",
     },
-    "attention": {"attention", "errors", "extras", "native", "schema"},
+    "attention": {"attention", "bench", "cli", "errors", "extras", "native", "planner.drawing", "schema"},
     "embedding": {
         "embedding",
         "engines.base",

@@ -24,8 +24,8 @@ OPTIONAL = ("horovod", "mpi4py", "matplotlib", "pymoo", "tensorboard", "cloudpic
 MODULES = (
     "front.optimizer.reducer", "front.optimizer.optimizer", "request.decision", "compressors", "schemes",
     "engines.torch_distributed", "engines.inprocess", "cost", "cost.predict", "policies", "policies.auto.policy",
-    "timeline.trace", "netlab", "session.session", "policies", "compression", "ddp",
-    *(f"cli.{name}" for name in ("main", "bench", "chai", "choose", "doctor", "netlab", "plan", "probe", "report")),
+    "timeline.trace", "attention.cli.chai", "netlab.cli.netlab", "session.session", "policies", "compression", "ddp",
+    *(f"cli.{name}" for name in ("main", "bench", "choose", "doctor", "plan", "probe", "report")),
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from hvd_compress.cli.main import main
 from hvd_compress.compression.named import names
 from hvd_compress.compressors import COMPRESSORS
+from tests.brought import brought
 from tests.unit.planner import profile_files
 
 
@@ -62,8 +63,8 @@ def refused(*words: object) -> str:
 
 
 def test_the_tree_is_all_of_it() -> None:
-    assert {words for words, _ in TREE} >= {("plan", "make"), ("bench", "planner"), ("netlab", "set"), ("whatif",)}
-    assert [" ".join(words) for words, _ in GROUPS] == ["", "bench", "plan", "chai", "netlab"]
+    assert {words for words, _ in TREE} >= {("plan", "make"), ("bench", "planner"), ("whatif",), *brought("COMMANDS")}
+    assert [" ".join(words) for words, _ in GROUPS] == ["", "bench", "plan", *brought("GROUPS")]
     assert len(OPTIONS) > 80
     assert {spelled for _, spelled, _ in CHOICES} >= {"--engine", "--device", "--communication", "--testbed", "--data"}
 
@@ -116,8 +117,8 @@ CHOOSE = "choose --numel 1M --ratio 1% --world-size 4 --latency 1ms --bandwidth 
         ("profile --compressor topk:ratio=0.1,value=bf16 -- true", "did you mean values?"),
         ("plan options --only 'alreduce@all'", "did you mean allreduce@all?"),
         ("plan count-options --only 'alreduce@all'", "did you mean allreduce@all?"),
-        ("netlab run --schedule c1lab -- true", "did you mean c1-lab?"),
         ("plan make x -o y --compressor int4", "`hvd-compress profile --compressor int4 -- COMMAND` writes one"),
+        *brought("MEANT"),
     ],
 )
 def test_what_options_name(line: str, meant: str) -> None:

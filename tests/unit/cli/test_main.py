@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from click.testing import CliRunner
 
@@ -12,6 +9,7 @@ from hvd_compress import __version__
 from hvd_compress.cli import bench
 from hvd_compress.cli.main import COMMANDS, main
 from hvd_compress.errors import ConfigError
+from tests.brought import brought
 
 
 def test_help_lists_every_command() -> None:
@@ -27,7 +25,7 @@ def test_every_command_can_be_imported(name: str) -> None:
     assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
 
 
-@pytest.mark.parametrize("group", ["plan", "bench", "chai", "netlab"])
+@pytest.mark.parametrize("group", ["plan", "bench", *brought("GROUPS")])
 @pytest.mark.parametrize("columns", [80, 120])
 def test_help_of_a_group_is_not_cut_short(group: str, columns: int) -> None:
     result = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, [group, "--help"], terminal_width=columns)
@@ -36,9 +34,7 @@ def test_help_of_a_group_is_not_cut_short(group: str, columns: int) -> None:
     assert "..." not in commands
 
 
-@pytest.mark.parametrize(
-    "words", ["plan make", "plan compare", "whatif", "report", "timeline", "chai analyse", "chai bench"]
-)
+@pytest.mark.parametrize("words", ["plan make", "plan compare", "whatif", "report", "timeline", *brought("PICTURES")])
 def test_help_says_what_pictures_need(words: str) -> None:
     said = " ".join(CliRunner().invoke(main, [*words.split(), "--help"]).output.split())
     assert "need matplotlib: pip install 'hvd_compress[plot]'" in said
@@ -68,9 +64,3 @@ def test_an_error_of_ours_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> No
 def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "measure", lambda *_, **__: 1 // 0)
     assert isinstance(CliRunner().invoke(main, ["bench", "kernels", "--size", "100"]).exception, ZeroDivisionError)
-
-
-@pytest.mark.level2
-def test_chai_is_found_without_torch_and_transformers() -> None:
-    words = "import sys, hvd_compress.cli.chai; print({'torch', 'transformers', 'matplotlib'} & sys.modules.keys())"
-    assert subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True).stdout == "set()\n"

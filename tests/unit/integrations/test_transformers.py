@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
-import tests.unit.attention.supported  # noqa: F401
+import tests.supported_transformers  # noqa: F401
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from tests.examples import printed_by
 from tests.unit.docs.blocks import run_pages

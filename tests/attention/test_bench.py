@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tests.unit.attention.supported  # noqa: F401
+import tests.supported_transformers  # noqa: F401
 
 # isort: split
 
@@ -17,14 +17,14 @@ from click.testing import CliRunner, Result
 from matplotlib.image import imread
 
 from hvd_compress.attention import ClusterCounts, ClusteredCache
+from hvd_compress.attention.bench import measuring, models, plot
+from hvd_compress.attention.bench.measuring import Figure, is_noise
+from hvd_compress.attention.bench.models import balanced_counts, weight_bytes
+from hvd_compress.attention.cli import bench as chai_bench
 from hvd_compress.attention.families import geometry
-from hvd_compress.bench.attention import measuring, models, plot
-from hvd_compress.bench.attention.measuring import Figure, is_noise
-from hvd_compress.bench.attention.models import balanced_counts, weight_bytes
-from hvd_compress.cli import chai_bench
 from hvd_compress.cli.main import main
 from hvd_compress.errors import ConfigError
-from tests.unit.attention.models import FAMILIES, HEADS, LAYERS, POSITIONS, VOCABULARY, build
+from tests.attention.models import FAMILIES, HEADS, LAYERS, POSITIONS, VOCABULARY, build
 
 FEW = ("--rounds", 3, "--prefills", 3, "--threads", 1, "--lengths", "64,128")
 KINDS = ["full", "all keys (k = H)", "CHAI", "CHAI-static"]

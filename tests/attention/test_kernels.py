@@ -1,4 +1,7 @@
-"""decode_attention: against float64 for any sharing of rows, its ends, and what it refuses."""
+"""decode_attention: against float64 for any sharing of rows, its ends, and what it refuses.
+
+Of the second level (level2) where vector instructions are not the best that the machine has.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress import _native, native
+from hvd_compress.attention.kernels import DecodePlan, DecodeRows, append_token, decode_attention
 from hvd_compress.errors import ConfigError, MismatchError, UnsupportedError
-from hvd_compress.native.attention import DecodePlan, DecodeRows, append_token, decode_attention
 from tests.native.cases import examples
+from tests.native.conftest import level  # noqa: F401 (of each test here)
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2.0**-11 + 2e-6, torch.bfloat16: 2.0**-8 + 2e-6}
 """Of what is summed, relative: the order of sums, and one rounding."""

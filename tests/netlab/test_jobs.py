@@ -22,6 +22,8 @@ from hvd_compress.netlab.relay import Relay
 from hvd_compress.netlab.schedule import Change
 from tests.jobs.launch import CHECKOUT, PROGRAMS
 
+pytestmark = pytest.mark.level2
+
 LIMIT_S = 600.0
 CROSSING = [sys.executable, str(PROGRAMS / "crossing.py")]
 PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

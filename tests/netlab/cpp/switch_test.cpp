@@ -1,4 +1,4 @@
-// The emulated switch by itself, in a time of its own: tests/unit/netlab/test_switch.py builds and runs it, with
+// The emulated switch by itself, in a time of its own: tests/netlab/test_switch.py builds and runs it, with
 // sanitizers. Ends with status 0 if all is well.
 #include "../../../csrc/netlab/switch.hpp"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tests.unit.attention.supported  # noqa: F401
+import tests.supported_transformers  # noqa: F401
 
 # isort: split
 
@@ -13,8 +13,8 @@ import torch
 
 from hvd_compress.attention import ClusterCounts, ClusteredCache, apply, remove
 from hvd_compress.attention.transformers_api import CACHE
+from tests.attention.models import FAMILIES, HEADS, LAYERS, build, padded, sequences
 from tests.covering import covering
-from tests.unit.attention.models import FAMILIES, HEADS, LAYERS, build, padded, sequences
 
 ONE_EACH = ClusterCounts.of([range(HEADS)] * LAYERS)
 SOME = ClusterCounts.of([[0, 0, 2, 2, 4, 4, 2, 7], [0, 1, 1, 3, 3, 3, 3, 7]])

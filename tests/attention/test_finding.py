@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tests.unit.attention.supported  # noqa: F401
+import tests.supported_transformers  # noqa: F401
 
 # isort: split
 
@@ -17,7 +17,7 @@ import torch
 from hvd_compress.attention import ClusterCounts, ClusteredCache, apply, find_clusters, remove, statistics
 from hvd_compress.attention.elbow import plateau_of_share
 from hvd_compress.errors import ConfigError, UsageError
-from tests.unit.attention.models import FAMILIES, HEADS, LAYERS, build, logits, plant, sequences
+from tests.attention.models import FAMILIES, HEADS, LAYERS, build, logits, plant, sequences
 
 PLANTED = ([0, 0, 2, 2, 0, 0, 6, 6], [0, 0, 2, 2, 4, 4, 2, 2])
 SAMPLES = sequences([24, 17, 30, 5], seed=3)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from hvd_compress.attention import ClusterCounts, ClusteredCache, apply, remove
+from hvd_compress.attention.bench.models import one_head_a_cluster, weight_bytes
 from hvd_compress.attention.families import Geometry, geometry
 from hvd_compress.attention.rows import BLOCK_TOKENS
 from hvd_compress.attention.transformers_api import CACHE
-from hvd_compress.bench.attention.models import one_head_a_cluster, weight_bytes
 from hvd_compress.bench.timing import timed
 from hvd_compress.bench.turns import median_with_interval, order
 from hvd_compress.errors import ConfigError

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hvd_compress.cli.chai_options import DEVICE, DOWNLOAD, FILE, device_of, plateau_of, require_files, share_of
+from hvd_compress.attention.cli.options import DEVICE, DOWNLOAD, FILE, device_of, plateau_of, require_files, share_of
 from hvd_compress.cli.numbers import size
 from hvd_compress.cli.outputs import PICTURES
 from hvd_compress.cli.suggesting import Choice

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from hvd_compress.cli.chai_analyse import analyse
-from hvd_compress.cli.chai_bench import bench
+from hvd_compress.attention.cli.analyse import analyse
+from hvd_compress.attention.cli.bench import bench
 from hvd_compress.cli.suggesting import Group
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tests.unit.attention.supported  # noqa: F401
+import tests.supported_transformers  # noqa: F401
 
 # isort: split
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hvd_compress.attention import ClusterCounts, ClusteredCache, apply, find_clusters, remove
 from hvd_compress.attention.transformers_api import CACHE
-from tests.unit.attention.models import FAMILIES, HEADS, LAYERS, build, logits, padded, plant, reference, sequences
+from tests.attention.models import FAMILIES, HEADS, LAYERS, build, logits, padded, plant, reference, sequences
 
 ONE_EACH = ClusterCounts.of([range(HEADS)] * LAYERS)
 SOME = ClusterCounts.of([[0, 0, 2, 2, 4, 4, 2, 7], [0, 1, 1, 3, 3, 3, 3, 7]])

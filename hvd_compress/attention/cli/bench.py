@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hvd_compress.cli.chai_options import DEVICE, DOWNLOAD, FILE, device_of, require_files, share_of
+from hvd_compress.attention.cli.options import DEVICE, DOWNLOAD, FILE, device_of, require_files, share_of
 from hvd_compress.cli.numbers import THREADS, size
 from hvd_compress.cli.outputs import PICTURES
 from hvd_compress.cli.suggesting import Choice
 
 if TYPE_CHECKING:
+    from hvd_compress.attention.bench.measuring import Figure, Ratio
     from hvd_compress.attention.families import Geometry
-    from hvd_compress.bench.attention.measuring import Figure, Ratio
 
 SHAPES = ("gpt2", "llama-1b", "llama-7b")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -101,10 +101,10 @@ def bench(
     require_files(None, plot, [] if counts is None else [counts], "hvd-compress chai bench")
     import torch
 
+    from hvd_compress.attention.bench.measuring import longest_within, measure, require_lengths
+    from hvd_compress.attention.bench.models import balanced_counts, weight_bytes
     from hvd_compress.attention.counts import ClusterCounts
     from hvd_compress.attention.families import geometry
-    from hvd_compress.bench.attention.measuring import longest_within, measure, require_lengths
-    from hvd_compress.bench.attention.models import balanced_counts, weight_bytes
     from hvd_compress.bench.machine import machine
     from hvd_compress.bench.timing import fixed_threads
 
@@ -128,7 +128,7 @@ def bench(
             **{"batch": batch, "rounds": rounds, "prefills": prefills},
         }
     if plot is not None:
-        from hvd_compress.bench.attention.plot import draw
+        from hvd_compress.attention.bench.plot import draw
 
         draw(figures, _title(facts), plot)
     if as_json:
@@ -142,8 +142,8 @@ def bench(
 def _model(model: str | None, shape: str, longest: int, dtype: str | None, device: str, download: bool) -> Any:
     import torch
 
+    from hvd_compress.attention.bench.models import shaped
     from hvd_compress.attention.loading import load_config, load_model
-    from hvd_compress.bench.attention.models import shaped
 
     place = device_of(device)
     if model is None:
@@ -155,7 +155,7 @@ def _model(model: str | None, shape: str, longest: int, dtype: str | None, devic
 
 
 def _announce(shape: Geometry, lengths: Sequence[int], batch: int, itemsize: int, weights: int) -> None:
-    from hvd_compress.bench.attention.measuring import KINDS
+    from hvd_compress.attention.bench.measuring import KINDS
 
     cache = 2 * shape.layers * shape.key_heads * shape.head_dim * itemsize * batch * max(lengths)
     memory = f"caches of up to {size(KINDS * cache)}, beside {size(weights)} of weights"
@@ -179,7 +179,7 @@ def _title(facts: dict[str, Any]) -> str:
 def _print(figures: Sequence[Figure], facts: dict[str, Any]) -> None:
     console = Console(highlight=False)
     console.print(Text(_title(facts)))
-    from hvd_compress.bench.attention.measuring import ALL_KEYS, FULL
+    from hvd_compress.attention.bench.measuring import ALL_KEYS, FULL
 
     numbers = sorted({min(facts["clusters"]), max(facts["clusters"])})
     console.print(
@@ -207,7 +207,7 @@ def _table(
     further: Sequence[str] = (),
     base: str = "full",
 ) -> Table:
-    from hvd_compress.bench.attention.measuring import FOR_INTERVAL
+    from hvd_compress.attention.bench.measuring import FOR_INTERVAL
 
     title = f"{what}, medians of {rounds}"
     table = Table(title=title, box=rich.box.SIMPLE_HEAD, title_justify="left", pad_edge=False, collapse_padding=True)
@@ -240,7 +240,7 @@ def _clusters(figure: Figure) -> Sequence[str]:
 
 
 def _ratio(ratio: Ratio) -> Sequence[str]:
-    from hvd_compress.bench.attention.measuring import is_noise
+    from hvd_compress.attention.bench.measuring import is_noise
 
     if ratio == (1.0, 1.0, 1.0):  # full itself
         return "1", ""

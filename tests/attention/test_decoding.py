@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tests.unit.attention.supported  # noqa: F401
+import tests.supported_transformers  # noqa: F401
 
 # isort: split
 
@@ -17,7 +17,7 @@ from hvd_compress.attention import attend as attend_module
 from hvd_compress.attention.attend import attend
 from hvd_compress.attention.decoding import decode_plan
 from hvd_compress.attention.layout import clustered_layout
-from tests.unit.attention.models import FAMILIES, HEADS, LAYERS, build, logits, sequences
+from tests.attention.models import FAMILIES, HEADS, LAYERS, build, logits, sequences
 
 SOME = ClusterCounts.of([[0, 0, 2, 2, 4, 4, 2, 7], [0, 1, 1, 3, 3, 3, 3, 7]])
 LENGTHS = (9, 15, 70, 11)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hvd_compress.bench.attention.measuring import ALL_KEYS, FULL, Figure
+from hvd_compress.attention.bench.measuring import ALL_KEYS, FULL, Figure
 from hvd_compress.errors import ConfigError
 from hvd_compress.extras import needed
 

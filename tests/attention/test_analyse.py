@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import tests.unit.attention.supported  # noqa: F401
+import tests.supported_transformers  # noqa: F401
 
 # isort: split
 
 import json
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from hvd_compress.attention import ClusterCounts, apply, find_clusters, losses, 
 from hvd_compress.attention.samples import Cut, read_samples
 from hvd_compress.attention.tokens import ByteTokens, ModelTokens
 from hvd_compress.cli.main import main
-from tests.unit.attention.models import FAMILIES, HEADS, LAYERS, VOCABULARY, build, plant, sequences
+from tests.attention.models import FAMILIES, HEADS, LAYERS, VOCABULARY, build, plant, sequences
 from tests.unit.cli.test_hostile_files import TEXTS
 
 PLANTED = ([0, 0, 2, 2, 0, 0, 6, 6], [0, 0, 2, 2, 4, 4, 2, 2])
@@ -324,3 +326,11 @@ def test_json_that_is_no_lines_is_refused(folders: Path, tmp_path: Path) -> None
     done = analyse(folders / "gpt2", "--samples", tmp_path / "samples.json", "--tokens", "bytes")
     assert done.exit_code == 2
     assert "samples are .jsonl" in done.stderr
+
+
+@pytest.mark.level2
+def test_the_command_is_found_without_torch_and_transformers() -> None:
+    """Its help is quick, and is there where neither is installed."""
+    loaded = "{'torch', 'transformers', 'matplotlib'} & sys.modules.keys()"
+    words = f"import sys, hvd_compress.attention.cli.chai; print({loaded})"
+    assert subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tests.unit.attention.supported  # noqa: F401
+import tests.supported_transformers  # noqa: F401
 
 # isort: split
 
@@ -17,7 +17,7 @@ from hvd_compress.attention import ClusterCounts, ClusteredCache, apply, remove
 from hvd_compress.attention.layout import clustered_layout
 from hvd_compress.attention.transformers_api import CACHE
 from hvd_compress.errors import ConfigError, UnsupportedError
-from tests.unit.attention.models import FAMILIES, HEADS, LAYERS, build, logits, sequences
+from tests.attention.models import FAMILIES, HEADS, LAYERS, build, logits, sequences
 
 SOME = ClusterCounts.of([[0, 0, 2, 2, 4, 4, 2, 7], [0, 1, 1, 3, 3, 3, 3, 7]])
 DIM = 4

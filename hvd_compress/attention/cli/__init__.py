@@ -1,0 +1,1 @@
+"""`hvd-compress chai`, one file a command."""
