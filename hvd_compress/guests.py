@@ -36,6 +36,7 @@ class Guest:
 
 GUESTS = (
     Guest("attention", {"chai": "Cluster the heads of a model's attention, and measure it."}),
+    Guest("embedding"),
     Guest("netlab", {"netlab": "Emulate a network of hosts on this machine, and run jobs on it."}),
 )
 

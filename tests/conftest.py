@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,8 +29,8 @@ LEVEL2_FOLDERS = ("benchmarks", "jobs", "player", "unit/docs", "unit/integration
 """Of these the tests are of the second level, but for those that are marked `level1`: they start programs."""
 FIRST_LEVEL, SECOND_LEVEL = "not level2", "level2"
 """Tests, as `-m` selects them."""
-RANKS_FOLDER = "parallel"
-"""Its tests run in ranks of one job."""
+RANKS_FOLDER, RANK_VARIABLES = "parallel", {"OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"}
+"""Its tests run in ranks of one job; what launchers say to a rank."""
 
 
 def is_level2(folder: str) -> bool:
@@ -46,7 +47,12 @@ def may_hold(level: str, file: Path) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A file without a test of the level that is asked for is not imported for it: some take seconds."""
+    """A file without a test of the level that is asked for is not imported for it: some take seconds.
+
+    Nor is one that needs the ranks of a job where there is none.
+    """
+    if collection_path.is_dir():
+        return (collection_path.name == RANKS_FOLDER and not (RANK_VARIABLES & os.environ.keys())) or None
     if collection_path.suffix != ".py":
         return None
     folder = collection_path.parent.relative_to(Path(__file__).parent).as_posix()
@@ -70,7 +76,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """What starts a program is of the second level, or says that it is worth its time in the first."""
     is_marked = any(item.get_closest_marker(level) for level in ("level1", "level2"))
     with pytest.MonkeyPatch.context() as patch:
-        if not is_marked and folder_of(item) != RANKS_FOLDER:
+        if not is_marked and item.path.parent.name != RANKS_FOLDER:
             patch.setattr(subprocess.Popen, "__init__", refuse)
         return (yield)
 

@@ -22,7 +22,7 @@ PROSE = (".md", ".png")
 EVERYTHING = ("CMakeLists.txt", "pyproject.toml", "requirements/", "setup.py", "tests/conftest.py")
 """What all tests need."""
 ELSEWHERE = {
-    "tests/parallel/": "mpirun -np 3 --map-by :OVERSUBSCRIBE --bind-to none python -m pytest -x {}",
+    "/parallel/": "mpirun -np 3 --map-by :OVERSUBSCRIBE --bind-to none python -m pytest -x {}",
     "tests/player/": "make sanitize-rest",
     "tests/benchmarks/": "python -m pytest -n 2 {}",
 }
@@ -87,7 +87,7 @@ def divided(tests: Iterable[str], changed: Iterable[str]) -> tuple[list[str], li
     """Return the tests that pytest runs, and the commands for the others."""
     here, others = [], dict[str, list[str]]()
     for test in tests:
-        folder = next((folder for folder in ELSEWHERE if test.startswith(folder)), None)
+        folder = next((folder for folder in ELSEWHERE if folder in test), None)
         if folder is None:
             here.append(test)
         else:
@@ -109,7 +109,7 @@ def run(tests: list[str], changed: Iterable[str], arguments: list[str]) -> int:
 
 def is_of_level2(root: Path, test: str) -> bool:
     """Whether some of a file's tests are of the second level and run by pytest alone."""
-    if test.startswith(tuple(ELSEWHERE)):
+    if any(folder in test for folder in ELSEWHERE):
         return False
     return test.startswith(LEVEL2_FOLDERS) or "level2" in (root / test).read_text()
 

@@ -26,11 +26,11 @@ from pathlib import Path
 
 from imports import Import, attributes, defined, imports_of, strings, used
 
-SCRIPTS = ("tools/", "examples/", "benchmarks/", "tests/jobs/programs/")
+SCRIPTS = ("tools/", "examples/", "benchmarks/")
 """Python that is started by its path, and so imports from its own folder."""
 ROOTS = ("", "tools/", "examples/")
 """From where tests import."""
-CLI, LAUNCH, PROGRAMS = "hvd_compress/cli/", "tests/jobs/launch.py", "tests/jobs/programs/"
+CLI, LAUNCH, PROGRAMS = "hvd_compress/cli/", "tests/jobs/launch.py", "/programs/"
 COMPILED = {
     "hvd_compress/native/module.py": ("csrc/bindings/module.cpp", "csrc/cuda/interface.cu"),
     "hvd_compress/netlab/relay.py": ("csrc/netlab/main.cpp",),
@@ -136,7 +136,8 @@ class Checkout:
                 dict.fromkeys((file for file in self._commands if file.split("/")[-1][:-3] in {"main", *words}), True),
             )
         if LAUNCH in found:
-            _add(found, dict.fromkeys({f"{PROGRAMS}{word}.py" for word in words} & self.files, True))
+            ends = tuple(f"{PROGRAMS}{word}.py" for word in words)
+            _add(found, dict.fromkeys((each for each in self._folders["tests"] if each.endswith(ends)), True))
         return found
 
     def _imported(self, file: str, each: Import, tree: ast.AST) -> Needs:
@@ -176,7 +177,7 @@ class Checkout:
 
     def _module(self, module: str, file: str) -> str | None:
         """Return the file of a module that a file imports."""
-        own = f"{posixpath.dirname(file)}/" if file.startswith(SCRIPTS) else ""
+        own = f"{posixpath.dirname(file)}/" if file.startswith(SCRIPTS) or PROGRAMS in file else ""
         path = module.replace(".", "/")
         candidates = (f"{root}{path}{end}" for root in (own, *ROOTS) for end in ("/__init__.py", ".py"))
         return next((candidate for candidate in candidates if candidate in self.files), None)

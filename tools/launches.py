@@ -1,4 +1,4 @@
-"""Run tests/parallel on the ranks of mpirun or horovodrun, and leave what they found in TEST_RESULTS.
+"""Run tests/parallel, and those of guests, on the ranks of mpirun or horovodrun; leave results in TEST_RESULTS.
 
 launches.py first: its first level under mpirun with 3 ranks, one of which is neither the first nor the last.
 launches.py rest: its second level, and with 2 and 4 ranks what depends on the launcher or on the number of ranks.
@@ -47,6 +47,7 @@ if code:
 OPTIONS = ["-x", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={TIMEOUT_S * 0.8}", "-o", "timeout=0"]
 
 FOLDER = "tests/parallel"
+GUESTS = sorted(path.as_posix() for path in Path("tests").rglob("parallel") if path.as_posix() != FOLDER)
 FIRST, REST = ["-m", "not level2"], ["-m", "level2"]
 # What a launch can break: the engines, and that all ranks come to the same with each of them.
 BY_LAUNCH = ["test_drop_in.py", "test_engines.py", "test_mpi_algorithms.py"]
@@ -68,7 +69,7 @@ class Launch:
     @property
     def arguments(self) -> list[str]:
         """Of pytest."""
-        return [*self.marked, *([f"{FOLDER}/{test}" for test in self.tests] or [FOLDER])]
+        return [*self.marked, *([f"{FOLDER}/{test}" for test in self.tests] or [FOLDER, *GUESTS])]
 
     @property
     def name(self) -> str:

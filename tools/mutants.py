@@ -182,8 +182,8 @@ def belongs(test: str, stage: str, fault: Mutation) -> bool:
     if is_of_cuda(fault):
         return test.startswith(sanitize.TESTS) and not test.endswith(sanitize.IGNORED)
     if stage == RANKS:
-        return test.startswith("tests/parallel/")
-    return not test.startswith((*ELSEWHERE, "tests/wheel/"))
+        return "/parallel/" in test
+    return not any(folder in test for folder in (*ELSEWHERE, "tests/wheel/"))
 
 
 def level(stage: str) -> Sequence[str]:

@@ -25,7 +25,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from hvd_compress.native.embedding import UniqueRows
+from hvd_compress.embedding.kernels import UniqueRows
 
 CPU = torch.device("cpu")
 

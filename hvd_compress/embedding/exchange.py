@@ -13,6 +13,7 @@ from hvd_compress.embedding.cache import Cache, Versions
 from hvd_compress.embedding.coming import Coming, Gathered, Kind
 from hvd_compress.embedding.group import Engines, Roles
 from hvd_compress.embedding.journal import Journal
+from hvd_compress.embedding.kernels import Counts, Exchange, Lane, NativeLookahead
 from hvd_compress.embedding.layout import Layout
 from hvd_compress.embedding.means import mean_of_one
 from hvd_compress.embedding.messages import (
@@ -29,7 +30,6 @@ from hvd_compress.embedding.residuals import HeldBack, Residuals
 from hvd_compress.embedding.shard import Shard
 from hvd_compress.engines.base import Call, Engine
 from hvd_compress.errors import ConfigError
-from hvd_compress.native.embedding import Counts, Exchange, Lane, NativeLookahead
 
 
 @dataclass

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from hvd_compress.embedding.kernels import initial_values
 from hvd_compress.embedding.optimizers import RowOptimizer
 from hvd_compress.errors import ConfigError, HvdCompressError
-from hvd_compress.native.embedding import initial_values
 
 MOST_ROWS = 2**47 - 1
 """Of all tables of an embedding; the planner divides them by a multiplication."""

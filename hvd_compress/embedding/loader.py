@@ -12,6 +12,7 @@ from hvd_compress.embedding.exchange import Moved
 from hvd_compress.embedding.follower import Follower
 from hvd_compress.embedding.group import meet
 from hvd_compress.embedding.journal import Journal, Training
+from hvd_compress.embedding.kernels import Counts
 from hvd_compress.embedding.modules import CachedEmbedding
 from hvd_compress.embedding.opening import Opened
 from hvd_compress.embedding.options import PAPERS, Options, Rules
@@ -21,7 +22,6 @@ from hvd_compress.embedding.steps import Steps
 from hvd_compress.embedding.wrapped import Wrapped
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError, UsageError
-from hvd_compress.native.embedding import Counts
 from hvd_compress.settings import Settings
 
 T = TypeVar("T")

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from hvd_compress.embedding.cache import Cache
+from hvd_compress.embedding.kernels import Lane, Lists
 from hvd_compress.embedding.precision import Precision
 from hvd_compress.embedding.residuals import Residuals
 from hvd_compress.embedding.shard import Shard
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import PayloadError
-from hvd_compress.native.embedding import Lane, Lists
 
 
 class Outgoing:

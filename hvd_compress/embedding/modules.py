@@ -11,11 +11,11 @@ import torch
 from torch.nn import functional
 
 from hvd_compress.embedding.cache import Versions
+from hvd_compress.embedding.kernels import UniqueRows
 from hvd_compress.embedding.layout import Initial, Layout, as_padding, as_sizes
 from hvd_compress.embedding.optimizers import SGD, RowOptimizer
 from hvd_compress.embedding.shard import Shard
 from hvd_compress.errors import ConfigError, UsageError
-from hvd_compress.native.embedding import UniqueRows
 
 Ids = torch.Tensor | Sequence[torch.Tensor]
 

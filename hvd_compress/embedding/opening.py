@@ -9,6 +9,7 @@ from hvd_compress.embedding.cache import Cache
 from hvd_compress.embedding.exchange import Exchanger, Part
 from hvd_compress.embedding.group import Engines, Roles, agree
 from hvd_compress.embedding.journal import Journal
+from hvd_compress.embedding.kernels import NativeLookahead
 from hvd_compress.embedding.modules import CachedEmbedding
 from hvd_compress.embedding.options import Options
 from hvd_compress.embedding.residuals import Residuals
@@ -18,7 +19,6 @@ from hvd_compress.embedding.threads import Threads
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.torch_timeout import own_timeout_s
 from hvd_compress.errors import ConfigError
-from hvd_compress.native.embedding import NativeLookahead
 from hvd_compress.settings import Settings
 
 

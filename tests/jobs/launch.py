@@ -48,9 +48,14 @@ class Job:
 
 
 def launch(
-    launcher: str, program: str, *arguments: str, ranks: int = 2, interrupt_at: str | None = None, **variables: str
+    launcher: str,
+    program: str | Path,
+    *arguments: str,
+    ranks: int = 2,
+    interrupt_at: str | None = None,
+    **variables: str,
 ) -> Job:
-    """Run `programs/{program}.py` on some ranks, and wait for the end.
+    """Run a program, by default one of `programs`, on some ranks, and wait for the end.
 
     Every program writes its process number to a file in $JOB_FOLDER. The job gets Ctrl-C when there is a file of the
     name `interrupt_at`. Raises AssertionError, after everything has been killed, for a job that does not end. Skips the
@@ -59,7 +64,8 @@ def launch(
     if launcher.startswith("horovodrun"):
         require_localhost()
     with tempfile.TemporaryDirectory(prefix="hvd_compress-job-") as folder:
-        command = [*LAUNCHERS[launcher], str(ranks), sys.executable, str(PROGRAMS / f"{program}.py"), *arguments]
+        script = program if isinstance(program, Path) else PROGRAMS / f"{program}.py"
+        command = [*LAUNCHERS[launcher], str(ranks), sys.executable, str(script), *arguments]
         environment = {
             **os.environ, **_ROOT, "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
             "HVD_COMPRESS_ADAPT": "0",

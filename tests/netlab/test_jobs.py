@@ -20,8 +20,9 @@ from hvd_compress.netlab.check import measure
 from hvd_compress.netlab.places import running
 from hvd_compress.netlab.relay import Relay
 from hvd_compress.netlab.schedule import Change
-from tests.jobs.launch import CHECKOUT, PROGRAMS
+from tests.jobs.launch import CHECKOUT
 
+PROGRAMS = Path(__file__).parent / "programs"
 pytestmark = pytest.mark.level2
 
 LIMIT_S = 600.0

@@ -157,7 +157,7 @@ ALLOWED = {
         "engines.select",
         "engines.torch_timeout",
         "errors",
-        "native.embedding",
+        "native.module",
         "session.worker",
         "settings",
         "warned",

@@ -1,6 +1,6 @@
 """Wrap anew again and again: threads and files stay as they are after the second time.
 
-usage: wraps.py {ddp,fsdp,lookahead,drop_in}... [limit]
+usage: wraps.py {ddp,fsdp,drop_in}... [limit]
 
 With "limit" rank 1 may open few more files in the end, while all models are kept.
 """
@@ -12,6 +12,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
 from hvd_compress import fsdp
-from hvd_compress.embedding import SGD, CachedEmbedding, Lookahead
 from hvd_compress.errors import ConfigError
 
 WRAPS, STEPS, FEW_FILES = 12, 2, 40
@@ -54,22 +54,6 @@ def of_fsdp() -> Any:
     return sharded
 
 
-def lookahead() -> Any:
-    """Dropped within its iteration."""
-    table = CachedEmbedding(50, 8, name="table", optimizer=SGD(0.1))
-    loader = Lookahead([torch.arange(8)] * 5, {lambda batch: batch: table}, cache_rows=50)
-    for number, batch in enumerate(loader):
-        table(batch).sum().backward()
-        if number == 2:
-            break
-    return loader
-
-
-def closed() -> Any:
-    with lookahead() as loader:
-        return loader
-
-
 def drop_in() -> Any:
     import hvd_compress.torch as hvd
 
@@ -89,10 +73,10 @@ def held() -> dict[str, int]:
     return found
 
 
-def keeps_nothing(name: str) -> None:
+def keeps_nothing(name: str, wrap: Callable[[], Any]) -> None:
     second: dict[str, int] = {}
     for number in range(1, WRAPS + 1):
-        FRONTS[name]()
+        wrap()
         gc.collect()
         if number == 2:
             second = held()
@@ -102,7 +86,7 @@ def keeps_nothing(name: str) -> None:
         gc.collect()
     found = held()
     assert all(found[kind] <= second[kind] for kind in second), f"{name}: {found}, and {second} after the second"
-    if RANK == 0:
+    if os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "0":
         print(f"{name} keeps nothing", flush=True)
 
 
@@ -118,17 +102,18 @@ def says_where_the_limit_is() -> None:
         print(f"[rank {RANK}] {error}\n", end="", flush=True)  # one write: ranks share the pipe
 
 
-FRONTS = {"ddp": ddp, "fsdp": of_fsdp, "lookahead": lookahead, "closed": closed, "drop_in": drop_in}
-if "drop_in" in sys.argv:
-    import hvd_compress.torch as hvd
+FRONTS = {"ddp": ddp, "fsdp": of_fsdp, "drop_in": drop_in}
+if __name__ == "__main__":
+    if "drop_in" in sys.argv:
+        import hvd_compress.torch as hvd
 
-    hvd.init()
-    RANK = hvd.rank()
-else:
-    dist.init_process_group("gloo")
-    RANK = dist.get_rank()
-for front in sys.argv[1:]:
-    if front == "limit":
-        says_where_the_limit_is()
+        hvd.init()
+        RANK = hvd.rank()
     else:
-        keeps_nothing(front)
+        dist.init_process_group("gloo")
+        RANK = dist.get_rank()
+    for front in sys.argv[1:]:
+        if front == "limit":
+            says_where_the_limit_is()
+        else:
+            keeps_nothing(front, FRONTS[front])

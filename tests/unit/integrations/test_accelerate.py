@@ -106,47 +106,9 @@ def train_two_ranks(rank: int, folder: Path) -> None:
         learning_rates_are_followed(rank)
         files_of_models_and_hosts(rank, folder)
         one_rank_saves(rank, folder / "alone of two")
-        loaders_that_look_ahead()
         refused()
         run_pages_of_docs()
         run_example(rank, folder / "example")
-
-
-def loaders_that_look_ahead() -> None:
-    """Around a prepared loader: the last, shorter window steps, and metrics count each sample once, in each epoch."""
-    from accelerate import Accelerator
-
-    from hvd_compress.embedding import CachedEmbedding, Lookahead
-
-    Loop.forget()
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
-    data = [{"ids": torch.tensor([number % 7]), "number": torch.tensor(number)} for number in range(22)]
-    prepared = accelerator.prepare(torch.utils.data.DataLoader(data, batch_size=3))
-    model = accelerator.prepare(make_model())
-
-    def run(loader: Any) -> list[Any]:
-        synced, seen = [], []
-        for each in loader:
-            with accelerator.accumulate(model):
-                synced.append(accelerator.sync_gradients)
-            seen += accelerator.gather_for_metrics(each["number"]).tolist()
-        assert not accelerator.gradient_state.in_dataloader
-        return [synced, sorted(seen)]
-
-    expected = [[[False, False, True, True], [*range(22)]]] * 2
-    assert [run(prepared) for _ in range(2)] == expected
-    rows = CachedEmbedding(7, 2, name="rows of a prepared loader")
-    for lookahead in (1, 2, 10):
-        with Lookahead(prepared, {"ids": rows}, cache_rows=7, lookahead=lookahead, trains=False) as loader:
-            assert [run(loader) for _ in range(2)] == expected, lookahead
-            assert (len(loader), loader.dataset, loader.batch_sampler) == (4, prepared.dataset, prepared.batch_sampler)
-            loader.set_epoch(3)
-            with pytest.raises(AttributeError, match="has no attribute '_missing'"):
-                _ = loader._missing
-            for _ in loader:  # left early, as a search does
-                break
-            del _
-            assert not accelerator.gradient_state.in_dataloader
 
 
 def clipped_and_accumulated_as_dense(rank: int) -> None:

@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 from threading import Timer
 
-import quick_start  # noqa: F401
 import torch
 
 import hvd_compress.torch as hvd
+import tests.jobs.programs.quick_start  # noqa: F401
 from hvd_compress.embedding import Adagrad, CachedEmbedding, Lookahead
 
 ROWS, EVERY = 200, 4

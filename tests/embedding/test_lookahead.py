@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_compress.native.embedding import Exchange, Lane, Lists, NativeLookahead, UniqueRows
+from hvd_compress.embedding.kernels import Exchange, Lane, Lists, NativeLookahead, UniqueRows
 
 Batch = list[list[int]]
 """Distinct rows, by rank."""

@@ -14,7 +14,7 @@ from hvd_compress.embedding import Journal, frames
 from hvd_compress.embedding.frames import Frame, FrameWriter, cut, read
 from hvd_compress.engines.inprocess import InProcessEngine
 from hvd_compress.errors import CommunicationError, HvdCompressError, JournalError
-from tests.unit.embedding.test_journal import STEPS, Trained, in_ranks, newest, rows_of, whole
+from tests.embedding.test_journal import STEPS, Trained, in_ranks, newest, rows_of, whole
 
 
 class KilledError(Exception):

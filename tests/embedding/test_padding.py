@@ -16,9 +16,9 @@ from hvd_compress.embedding import SGD, CachedEmbedding, CachedEmbeddingBag, Loo
 from hvd_compress.embedding.baselines import RowSharded
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
-from tests.unit.embedding.reference import SynchronousTable
-from tests.unit.embedding.test_exact import OPTIMIZERS, check, loss_of, trained
-from tests.unit.embedding.test_loader import table
+from tests.embedding.reference import SynchronousTable
+from tests.embedding.test_exact import OPTIMIZERS, check, loss_of, trained
+from tests.embedding.test_loader import table
 
 ROWS, DIM, PADDING = 12, 3, 4
 

@@ -15,7 +15,7 @@ from hvd_compress.embedding import Journal, journal
 from hvd_compress.embedding.frames import read
 from hvd_compress.engines.inprocess import InProcessEngine
 from hvd_compress.errors import JournalError
-from tests.unit.embedding.test_journal import STEPS, Trained, in_ranks, newest, rows_of, whole
+from tests.embedding.test_journal import STEPS, Trained, in_ranks, newest, rows_of, whole
 
 _LONG_S = 60.0  # a test that has failed ends
 

@@ -10,7 +10,11 @@ import pytest
 
 from tests.jobs.launch import Job, launch
 
+pytestmark = pytest.mark.level2
+
 STEPS, RANKS = 30, 2
+PROGRAMS = Path(__file__).parent / "programs"
+TRAIN, JOURNALED, WRAPS = PROGRAMS / "embedding.py", PROGRAMS / "journaled.py", PROGRAMS / "loaders.py"
 
 
 def digests(job: Job, ranks: int = RANKS) -> dict[str, str]:
@@ -23,14 +27,14 @@ def test_a_rank_that_is_killed_and_killed_again(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()
-    expected = digests(launch("mpirun", "embedding", str(STEPS), str(whole), ranks=RANKS))
+    expected = digests(launch("mpirun", TRAIN, str(STEPS), str(whole), ranks=RANKS))
     draw = random.Random(1)
     for killed_step in (2, 17):
         moment = (str(draw.randrange(RANKS)), str(killed_step), f"{draw.random() * 0.03:.4f}")
-        job = launch("mpirun", "embedding", str(STEPS), str(broken), *moment, ranks=RANKS, HVD_COMPRESS_TIMEOUT_S="20")
+        job = launch("mpirun", TRAIN, str(STEPS), str(broken), *moment, ranks=RANKS, HVD_COMPRESS_TIMEOUT_S="20")
         assert job.status != 0, job.output
         assert not job.survivors
-    last = launch("mpirun", "embedding", str(STEPS), str(broken), ranks=RANKS)
+    last = launch("mpirun", TRAIN, str(STEPS), str(broken), ranks=RANKS)
     assert "begins with step 16" in last.output or "begins with step 20" in last.output, last.output
     assert digests(last) == expected
 
@@ -41,7 +45,7 @@ def test_a_journal_loses_a_step_at_most(tmp_path: Path, launcher: str, front: st
     whole, broken, ranks = tmp_path / "whole", tmp_path / "broken", RANKS + servers
 
     def job(folder: Path, *moment: str) -> Job:
-        return launch(launcher, "journaled", front, str(STEPS), str(folder), str(servers), *moment, ranks=ranks)
+        return launch(launcher, JOURNALED, front, str(STEPS), str(folder), str(servers), *moment, ranks=ranks)
 
     expected = digests(job(whole), ranks)
     rank = {"horovod": 0, "ddp": ranks - 1}[front]
@@ -53,3 +57,10 @@ def test_a_journal_loses_a_step_at_most(tmp_path: Path, launcher: str, front: st
     assert begun is not None, last.output
     assert int(begun[1]) >= 21
     assert digests(last, ranks) == expected
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
+def test_loaders_that_are_wrapped_anew_keep_nothing(launcher: str) -> None:
+    job = launch(launcher, WRAPS, ranks=2)
+    assert job.status == 0, job.output
+    assert re.findall(r"^(\w+) keeps nothing$", job.output, re.MULTILINE) == ["lookahead", "closed"]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 
-import quick_start  # noqa: F401
 import torch
 from mpi4py import MPI
 
 import hvd_compress.torch as hvd
+import tests.jobs.programs.quick_start  # noqa: F401
 
 STEPS = 8
 

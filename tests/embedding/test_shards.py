@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from hvd_compress.embedding import SGD, Adagrad, CachedEmbedding, Lookahead
+from hvd_compress.embedding.kernels import initial_values
 from hvd_compress.embedding.layout import Layout
 from hvd_compress.embedding.shard import Shard
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, HvdCompressError
-from hvd_compress.native.embedding import initial_values
-from tests.unit.embedding.test_loader import batches_of, table, train
+from tests.embedding.test_loader import batches_of, table, train
 
 
 def layout(rows: int = 1000, dim: int = 40) -> Layout:

@@ -31,8 +31,8 @@ from hvd_compress.embedding.exchange import Exchanger
 from hvd_compress.embedding.layout import Layout
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import CommunicationError
-from tests.unit.embedding.reference import SynchronousTable
-from tests.unit.embedding.test_loader import table
+from tests.embedding.reference import SynchronousTable
+from tests.embedding.test_loader import table
 
 OPTIMIZERS: list[Callable[[], RowOptimizer]] = [
     lambda: SGD(0.1),

@@ -11,7 +11,7 @@ from hvd_compress.embedding import Adam, CachedEmbedding, Lookahead
 from hvd_compress.embedding.shard import Shard
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
-from tests.unit.embedding.test_loader import batches_of, table
+from tests.embedding.test_loader import batches_of, table
 
 STEPS, SAVED = 14, 6
 

@@ -20,7 +20,7 @@ from hvd_compress.embedding.frames import FrameWriter, cut, read
 from hvd_compress.embedding.journal_folder import JournalFolder
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, JournalError, UsageError
-from tests.unit.embedding.test_loader import batches_of, table
+from tests.embedding.test_loader import batches_of, table
 
 STEPS = 23
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import hvd_compress.torch as hvd
 from hvd_compress.embedding import CachedEmbedding, Lookahead, RowwiseAdagrad
+from tests.embedding.reference import SynchronousTable
 from tests.parallel.training import ENGINES
-from tests.unit.embedding.reference import SynchronousTable
 
 ROWS, DIM, STEPS = 60, 4, 25
 

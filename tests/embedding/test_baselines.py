@@ -8,8 +8,8 @@ import torch
 from hvd_compress.embedding import Adagrad, CachedEmbedding
 from hvd_compress.embedding.baselines import Baseline, ReplicatedTable, Resident, RowSharded
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from tests.unit.embedding.reference import SynchronousTable
-from tests.unit.embedding.test_loader import batches_of, table
+from tests.embedding.reference import SynchronousTable
+from tests.embedding.test_loader import batches_of, table
 
 
 def embedding() -> CachedEmbedding:

@@ -13,8 +13,8 @@ import torch
 from hvd_compress.embedding import SGD, CachedEmbedding, Journal, Lookahead, journal_folder
 from hvd_compress.engines.inprocess import InProcessEngine
 from hvd_compress.errors import ConfigError, JournalError, UsageError
-from tests.unit.embedding.test_journal import Trained, in_ranks
-from tests.unit.embedding.test_loader import batches_of
+from tests.embedding.test_journal import Trained, in_ranks
+from tests.embedding.test_loader import batches_of
 
 
 def two(engine: InProcessEngine, turned: bool, *modules: CachedEmbedding, **settings: Any) -> Lookahead:

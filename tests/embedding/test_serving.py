@@ -13,8 +13,8 @@ import torch
 from hvd_compress.embedding import Adagrad, CachedEmbedding, Journal, Lookahead, Servers, serve
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
-from tests.unit.embedding.test_journal import killed
-from tests.unit.embedding.test_loader import batches_of, table
+from tests.embedding.test_journal import killed
+from tests.embedding.test_loader import batches_of, table
 
 STEPS = 23
 

@@ -14,8 +14,8 @@ from recommendation.bursts import Bursts
 from recommendation.skew import Head, Top, Zipf
 from recommendation.synthetic import KAGGLE_ROWS, Permutation, Synthetic, criteo_like
 
+from hvd_compress.embedding.kernels import NativeLookahead, UniqueRows
 from hvd_compress.errors import ConfigError
-from hvd_compress.native.embedding import NativeLookahead, UniqueRows
 
 DRAWS = 100_000
 SKEWS = [Zipf(0), Zipf(0.5), Zipf(1), Zipf(1.5), Zipf(5), Top(0.4), Top(0.0), Top(1.0), Head(20, 0.9, 0.4)]

@@ -17,10 +17,10 @@ from hvd_compress.embedding.precision import PRECISIONS
 from hvd_compress.embedding.residuals import HeldBack, Residuals
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
-from tests.unit.embedding.reference import SynchronousTable
-from tests.unit.embedding.test_exact import OPTIMIZERS, most_rows, trained, zipf
-from tests.unit.embedding.test_loader import batches_of
-from tests.unit.embedding.test_serving import job, records
+from tests.embedding.reference import SynchronousTable
+from tests.embedding.test_exact import OPTIMIZERS, most_rows, trained, zipf
+from tests.embedding.test_loader import batches_of
+from tests.embedding.test_serving import job, records
 
 LOSSY = ["bf16", "int8"]
 DIM = 5

@@ -30,9 +30,8 @@ class Horovod:
     """A job of mpirun's: which rank this is, and its dense part."""
 
     def __init__(self, servers: int) -> None:
-        import quick_start  # noqa: F401
-
         import hvd_compress.torch as hvd
+        import tests.jobs.programs.quick_start  # noqa: F401
 
         self.hvd, world = hvd, int(os.environ["OMPI_COMM_WORLD_SIZE"])
         self.training = hvd.ProcessSet(range(world - servers)) if servers else hvd.global_process_set

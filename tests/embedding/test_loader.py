@@ -15,7 +15,7 @@ from hvd_compress.embedding.exchange import Exchanger
 from hvd_compress.embedding.threads import Threads
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import CommunicationError, ConfigError, UsageError
-from tests.unit.embedding.reference import SynchronousTable
+from tests.embedding.reference import SynchronousTable
 
 
 def embedding(rows: int = 20, **settings: Any) -> CachedEmbedding:
