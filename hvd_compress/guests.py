@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hvd_compress.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Guest:
@@ -20,10 +22,12 @@ class Guest:
     Attributes:
         folder: below this package, such as "papers/covap".
         commands: of `hvd-compress`, with what each does; "plan make" is the command `make` of `plan`.
+        schemes: by what the names of their paths have in them, and no other scheme's; each is "module:class".
     """
 
     folder: str
     commands: Mapping[str, str] = field(default_factory=dict)
+    schemes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_here(self) -> bool:
@@ -33,8 +37,25 @@ class Guest:
         """Return a module of this guest, by its name below the folder."""
         return importlib.import_module(f"{__package__}.{self.folder.replace('/', '.')}.{module}")
 
+    @property
+    def missing(self) -> str:
+        """What is said where it would be needed and is not here."""
+        return f"comes with hvd_compress/{self.folder}, which is not part of this installation"
+
 
 GUESTS = (
+    Guest(
+        "papers/espresso",
+        {
+            "plan make": "Make a plan from a profile; draw the step that it predicts.",
+            "plan compare": "Compare a run's timeline with what its plan predicts.",
+            "plan count-options": "Print how many options the planner's tree has.",
+            "plan options": "List the options of the planner's tree.",
+            "bench planner": "Time planning beside the times of Espresso's paper.",
+        },
+        {"@": "by_option:ByOption"},
+    ),
+    Guest("papers/utility", {"whatif": "Predict whether compression would pay for a model on a network."}),
     Guest("attention", {"chai": "Cluster the heads of a model's attention, and measure it."}),
     Guest("embedding"),
     Guest("netlab", {"netlab": "Emulate a network of hosts on this machine, and run jobs on it."}),
@@ -49,11 +70,27 @@ def commands(group: str = "") -> dict[str, str]:
 
 def command(words: str) -> Any:
     """Return the command of a guest; None where no guest that is here has it."""
-    name = words.split()[-1]
+    name = words.split()[-1].replace("-", "_")
     here = [guest for guest in GUESTS if guest.is_here and words in guest.commands]
     return here[0].imported(f"cli.{name}").command if here else None
 
 
-def missing(words: str) -> str:
-    """Return the folder of the guest that would bring a command, where it is not here; else nothing."""
-    return next((guest.folder for guest in GUESTS if words in guest.commands and not guest.is_here), "")
+def missing_command(words: str) -> str:
+    """Say which guest would bring a command, where it is not here; else nothing."""
+    return next((guest.missing for guest in GUESTS if words in guest.commands and not guest.is_here), "")
+
+
+def scheme(name: str) -> Any:
+    """Return the class of a guest's scheme that a path's name may mean; None where it can mean none.
+
+    Raises:
+        ConfigError: the guest that has it is not here.
+    """
+    for guest in GUESTS:
+        for mark, place in guest.schemes.items():
+            if mark in name:
+                if not guest.is_here:
+                    raise ConfigError(f"scheme {name!r} {guest.missing}")
+                module, _, attribute = place.partition(":")
+                return getattr(guest.imported(module), attribute)
+    return None

@@ -50,11 +50,12 @@ FOLDER = "tests/parallel"
 GUESTS = sorted(path.as_posix() for path in Path("tests").rglob("parallel") if path.as_posix() != FOLDER)
 FIRST, REST = ["-m", "not level2"], ["-m", "level2"]
 # What a launch can break: the engines, and that all ranks come to the same with each of them.
-BY_LAUNCH = ["test_drop_in.py", "test_engines.py", "test_mpi_algorithms.py"]
+BY_LAUNCH = [f"{FOLDER}/{name}" for name in ("test_drop_in.py", "test_engines.py", "test_mpi_algorithms.py")]
 # Four ranks show algorithms of two rounds: what an engine sums, through it and through a whole step. And they are two
 # hosts of two ranks each.
 SUMS = ("gradients_are_bit_identical_on_all_ranks", "every_algorithm_gives_the_same_sum_and_the_same_bits")
-OF_FOUR = [*(f"test_drop_in.py::test_{name}" for name in SUMS), "test_tree.py", *BY_LAUNCH[1:]]
+OF_HOSTS = sorted(str(file) for folder in GUESTS for file in Path(folder).glob("test_tree.py"))
+OF_FOUR = [*(f"{BY_LAUNCH[0]}::test_{name}" for name in SUMS), *OF_HOSTS, *BY_LAUNCH[1:]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Launch:
     @property
     def arguments(self) -> list[str]:
         """Of pytest."""
-        return [*self.marked, *([f"{FOLDER}/{test}" for test in self.tests] or [FOLDER, *GUESTS])]
+        return [*self.marked, *(self.tests or [FOLDER, *GUESTS])]
 
     @property
     def name(self) -> str:
@@ -86,7 +87,7 @@ def main() -> None:
             Launch(mpirun, 2, FIRST, BY_LAUNCH),
             Launch(mpirun, 4, FIRST, OF_FOUR),
             Launch(horovodrun, 2, FIRST, BY_LAUNCH),
-            Launch(horovodrun, 2, REST, ["test_broadcasts.py"]),
+            Launch(horovodrun, 2, REST, [f"{FOLDER}/test_broadcasts.py"]),
         ],
     }
     progress.adopt_orphans()

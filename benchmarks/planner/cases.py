@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvd_compress.bench.testbeds import TESTBEDS, WORK, compressor, system
-from hvd_compress.planner.baselines import POLICIES, upper_bound
-from hvd_compress.planner.espresso import near_optimal
-from hvd_compress.planner.planning import plan
-from hvd_compress.planner.problem import Problem
-from hvd_compress.planner.profiles import ModelProfile, read
+from hvd_compress.papers.espresso.bench.testbeds import TESTBEDS, WORK, compressor, system
+from hvd_compress.papers.espresso.baselines import POLICIES, upper_bound
+from hvd_compress.papers.espresso.espresso import near_optimal
+from hvd_compress.papers.espresso.planning import plan
+from hvd_compress.papers.espresso.problem import Problem
+from hvd_compress.profiler.profiles import ModelProfile, read
 
 GPUS = (64, 8)
 FORWARD = 0.5

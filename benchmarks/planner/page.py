@@ -9,7 +9,7 @@ from statistics import median
 from benchmarks.frame.page import table
 from benchmarks.planner.cases import FORWARD, Case
 from benchmarks.planner.instances import SEARCHES, Distance
-from hvd_compress.planner.baselines import POLICIES
+from hvd_compress.papers.espresso.baselines import POLICIES
 
 NEAR, WORST = 0.01, 0.05
 PAPER_GAP = 0.1

@@ -18,7 +18,7 @@ from benchmarks.planner import page, picture
 from benchmarks.planner.cases import Case, cases, models
 from benchmarks.planner.instances import Distance, distances
 from hvd_compress.bench.machine import machine
-from hvd_compress.bench.testbeds import WORK, slower_than_roofline
+from hvd_compress.papers.espresso.bench.testbeds import WORK, slower_than_roofline
 
 PAGE = RESULTS / "planner.md"
 Item = TypeVar("Item")
@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 TEXT = """\
 # Plans beside the optimum, other policies and Upper Bound
 
-Take from here what a plan of `hvd_compress.planner` is worth. All is predicted: F, the time of a backward pass with all
+Take from here what a plan of `hvd_compress.papers.espresso` is worth. All is predicted: F, the time of a backward pass with all
 synchronisation, by the planner's timeline; nothing ran on a GPU. [docs/planner.md](../../docs/planner.md) says what the
 policies are.
 

@@ -18,7 +18,6 @@ from hvd_compress.bench.inputs import read_tensor
 from hvd_compress.bench.kernels import REFERENCE_NUMEL, Figure, estimated_s, gradients, kernel_names, measure
 from hvd_compress.bench.machine import machine
 from hvd_compress.cli.bench_compressors import compressors
-from hvd_compress.cli.bench_planner import planner
 from hvd_compress.cli.numbers import ROUNDS, THREADS, elements
 from hvd_compress.cli.suggesting import Choice, Group
 from hvd_compress.errors import known_are
@@ -36,13 +35,12 @@ def kernel_elements(text: str) -> int:
     return numel
 
 
-@click.group(cls=Group)
+@click.group("bench", cls=Group)
 def command() -> None:
     """Measure what this machine does."""
 
 
 command.add_command(compressors)
-command.add_command(planner)
 
 
 @command.command(short_help="Time the kernels beside their floor and beside torch.")

@@ -17,7 +17,6 @@ COMMANDS = {
     "bench": "Measure what this machine does: kernels, compressors, planner.",
     "list": "List the compressions: kind, bits an element, source, schemes.",
     "choose": "Predict by formulas which collective is fastest for a bucket.",
-    "whatif": "Predict whether compression would pay for a model on a network.",
     "probe": "Measure this job's network, under mpirun: alpha, beta, curves.",
     "profile": "Run a training, and record what the planner needs.",
     "plan": "Make, check and draw a plan for Compression.plan().",

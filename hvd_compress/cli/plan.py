@@ -12,21 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hvd_compress.cli.plan_compare import compare
-from hvd_compress.cli.plan_make import make_plan
-from hvd_compress.cli.plan_options import count_options, list_options
 from hvd_compress.cli.suggesting import Group
 from hvd_compress.policies.plan_schema import Plan, Treatment, read
 
 
 @click.group("plan", cls=Group, help="Make, check and draw a plan for Compression.plan().")
 def command() -> None: ...
-
-
-command.add_command(make_plan)
-command.add_command(compare)
-command.add_command(count_options)
-command.add_command(list_options)
 
 
 @command.command(

@@ -98,8 +98,8 @@ def _claimed(folder: Path) -> Iterator[str]:
 
     Raises ConfigError.
     """
-    from hvd_compress.planner.profiles import PROGRESS
     from hvd_compress.profiler.folder import COMMAND, RUN, Claim
+    from hvd_compress.profiler.profiles import PROGRESS
 
     with Claim(folder, COMMAND) as own:
         Claim(folder, RUN, own.run).release()  # the job that is run takes it
@@ -119,7 +119,7 @@ class Files:
 
     def __init__(self, folder: Path, run: str) -> None:
         """`run`: the id of this command. Raises ConfigError where files cannot be written there."""
-        from hvd_compress.planner.profiles import MODEL, PROGRESS
+        from hvd_compress.profiler.profiles import MODEL, PROGRESS
 
         self._folder, self._model, self._progress = folder, folder / MODEL, folder / PROGRESS
         self._run = run
@@ -133,8 +133,8 @@ class Files:
     @property
     def complete(self) -> bool:
         """Whether the job of this command has written all of them: the model is the last one."""
-        from hvd_compress.planner.profiles import ModelProfile, read
         from hvd_compress.profiler.folder import is_of
+        from hvd_compress.profiler.profiles import ModelProfile, read
 
         if (stamp := self._stamp()) != self._seen:
             self._seen, self._complete = stamp, False
@@ -222,7 +222,7 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def _print(folder: Path) -> None:
     """Say what was found."""
-    from hvd_compress.planner.profiles import (
+    from hvd_compress.profiler.profiles import (
         COMPRESSOR,
         MODEL,
         SYSTEM,

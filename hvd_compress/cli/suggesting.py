@@ -33,8 +33,8 @@ class Group(click.Group):
         """Return the command of the first argument, and the others. Raises UsageError where there is none."""
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:
-            if folder := guests.missing(f"{self.words} {name}".strip()):
-                ctx.fail(f"{name!r} comes with hvd_compress/{folder}, which is not part of this installation")
+            if missing := guests.missing_command(f"{self.words} {name}".strip()):
+                ctx.fail(f"{name!r} {missing}")
             ctx.fail(f"No such command {name!r}{known_are(self.list_commands(ctx), name)}")
         return super().resolve_command(ctx, args)
 

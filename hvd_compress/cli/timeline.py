@@ -14,7 +14,7 @@ from rich.text import Text
 from hvd_compress.cli.outputs import PICTURES, require_outputs
 from hvd_compress.cli.traced import side_by_side, traced_boxes
 from hvd_compress.errors import ConfigError
-from hvd_compress.planner.drawing import Panel, draw, require_picture
+from hvd_compress.timeline.drawing import Panel, draw, require_picture
 from hvd_compress.timeline.reading import TracedSpan, TracedStep, read
 from hvd_compress.timeline.trace import PHASES
 

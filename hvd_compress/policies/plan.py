@@ -156,7 +156,7 @@ class PlannedPolicy(DecisionPolicy):
 
     def _decide(self, treatment: Treatment, layout: Layout) -> Decision:
         request = treatment.request()
-        lossy = treatment.built().compresses or schemes.ByOption.means(treatment.scheme)  # options sum in fp32
+        lossy = treatment.built().compresses or schemes.in_fp32(treatment.scheme)
         kept = layout.dtype == torch.float64 and lossy  # it travels dense
         if treatment.scheme == "auto" or kept:
             decided = decide(request, layout, self.world_size, self.capabilities, self._prices)

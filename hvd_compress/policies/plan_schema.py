@@ -48,7 +48,7 @@ class Treatment(schema.Strict):
     def _go_together(self) -> Treatment:
         compressor = self.built()
         names = [name for name in schemes.names_for(compressor) if len(schemes.meanings(name)) == 1]
-        if self.scheme not in ("auto", *names) and not schemes.ByOption.means(self.scheme):
+        if self.scheme not in ("auto", *names) and not schemes.is_of_guest(self.scheme):
             raise ValueError(f"scheme {self.scheme!r} cannot carry {compressor}; auto, {', '.join(names)} can")
         if self.scheme == "auto" and self.broadcast != "auto":
             raise ValueError(f"broadcast {self.broadcast!r} needs a scheme that broadcasts: name it")

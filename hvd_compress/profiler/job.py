@@ -21,7 +21,11 @@ from hvd_compress.compressors import Compressor, TopK
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError, HvdCompressError, PlanError
-from hvd_compress.planner.profiles import (
+from hvd_compress.profiler.clocks import clock_of, device_of
+from hvd_compress.profiler.compressor import compressor_named, measure_compressor, require_payloads, sizes_of
+from hvd_compress.profiler.folder import RUN, Claim
+from hvd_compress.profiler.model import model_profile
+from hvd_compress.profiler.profiles import (
     COMPRESSOR,
     MODEL,
     PROGRESS,
@@ -32,10 +36,6 @@ from hvd_compress.planner.profiles import (
     SystemProfile,
     write,
 )
-from hvd_compress.profiler.clocks import clock_of, device_of
-from hvd_compress.profiler.compressor import compressor_named, measure_compressor, require_payloads, sizes_of
-from hvd_compress.profiler.folder import RUN, Claim
-from hvd_compress.profiler.model import model_profile
 from hvd_compress.profiler.recorder import Recorder
 from hvd_compress.profiler.system import measure_system, require_measurable
 from hvd_compress.request.request import Request

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from hvd_compress.errors import UsageError
-from hvd_compress.planner.profiles import Dtype, ModelProfile, Tensor
+from hvd_compress.profiler.profiles import Dtype, ModelProfile, Tensor
 from hvd_compress.profiler.recorder import StepTimes
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -14,12 +14,12 @@ from hvd_compress.bench.machine import machine
 from hvd_compress.buckets.real import element_dtype, gradient_shape
 from hvd_compress.compressors import Compressor
 from hvd_compress.errors import ConfigError, PlanError
-from hvd_compress.planner.profiles import Device, ModelProfile
 from hvd_compress.profiler.clocks import Clock, clock_of, device_of
 from hvd_compress.profiler.compressor import BUDGET_S, compressor_named, measure_compressor, require_payloads, sizes_of
 from hvd_compress.profiler.folder import RUN, Claim
 from hvd_compress.profiler.job import DEFAULT, write_profile
 from hvd_compress.profiler.model import model_profile
+from hvd_compress.profiler.profiles import Device, ModelProfile
 from hvd_compress.profiler.recorder import Recorder
 from hvd_compress.settings import DEFAULT_PROFILE_SKIP, DEFAULT_PROFILE_STEPS, MOST_STEPS, command_run
 

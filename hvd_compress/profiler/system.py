@@ -7,7 +7,7 @@ from hvd_compress.cost.curves import Curves, fit_terms
 from hvd_compress.cost.formulas import VERBS
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.planner.profiles import LONGEST_US, MOST_BYTES_PER_S, CurveRow, Link, SystemProfile, engine_name
+from hvd_compress.profiler.profiles import LONGEST_US, MOST_BYTES_PER_S, CurveRow, Link, SystemProfile, engine_name
 from hvd_compress.schemes.groups import leaders, no_groups, sizes, within_host
 
 

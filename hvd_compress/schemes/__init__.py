@@ -5,7 +5,6 @@ from hvd_compress.schemes.allreduce import AllReduce, Dense
 from hvd_compress.schemes.alltoall import AllToAll
 from hvd_compress.schemes.artopk import ARTopk
 from hvd_compress.schemes.base import Exchange, Scheme, Work
-from hvd_compress.schemes.by_option import ByOption
 from hvd_compress.schemes.flat import chain_bytes, cheapest, undominated
 from hvd_compress.schemes.hierarchical import Hierarchical, HierarchicalWithin
 from hvd_compress.schemes.hitopk import HiTopK
@@ -20,6 +19,8 @@ from hvd_compress.schemes.registry import (
     by_name,
     carries,
     for_gain,
+    in_fp32,
+    is_of_guest,
     labels,
     meanings,
     names_for,
@@ -41,7 +42,6 @@ __all__ = [
     "AllGather",
     "AllReduce",
     "AllToAll",
-    "ByOption",
     "Dense",
     "Exchange",
     "HiTopK",
@@ -62,6 +62,8 @@ __all__ = [
     "chain_bytes",
     "cheapest",
     "for_gain",
+    "in_fp32",
+    "is_of_guest",
     "labels",
     "meanings",
     "names_for",

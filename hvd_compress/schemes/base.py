@@ -92,12 +92,14 @@ class Scheme(ABC):
         by_name: whether it runs only where it is asked for by name: "auto" does not choose it.
         in_groups: whether it launches collectives in groups of ranks, which `Engine.group` makes.
         replaces: the collective of an uncompressed gradient that it stands for.
+        in_fp32: whether it sums in fp32, whatever the gradient's dtype.
         keeps_gradient: whether the bucket's memory is needed until the step is over, and the result lies there.
     """
 
     names: ClassVar[tuple[str, ...]]
     verb: ClassVar[str | None] = None
     broadcasts: ClassVar[bool] = False
+    in_fp32: ClassVar[bool] = False
     by_name: ClassVar[bool] = False
     in_groups: ClassVar[bool] = False
     keeps_gradient: ClassVar[bool] = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hvd_compress import guests
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor
 from hvd_compress.cost.paths import Path, Stage
@@ -12,7 +13,6 @@ from hvd_compress.engines.names import BROADCASTS, KNOWN
 from hvd_compress.errors import ConfigError, did_you_mean, known_are
 from hvd_compress.schemes.artopk import ARTopk
 from hvd_compress.schemes.base import Scheme
-from hvd_compress.schemes.by_option import ByOption
 from hvd_compress.schemes.flat import FLAT
 from hvd_compress.schemes.hierarchical import Hierarchical, HierarchicalWithin
 from hvd_compress.schemes.hitopk import HiTopK
@@ -21,7 +21,7 @@ from hvd_compress.schemes.reduce_scatter import ReduceScatter
 from hvd_compress.schemes.skip import Skip
 from hvd_compress.schemes.sparse_rows import SparseRows
 
-RUN: tuple[type[Scheme], ...] = (*FLAT, Hierarchical, HierarchicalWithin, HiTopK, ParameterServer, ByOption)
+RUN: tuple[type[Scheme], ...] = (*FLAT, Hierarchical, HierarchicalWithin, HiTopK, ParameterServer)
 """In the order in which paths are tried, and equals are preferred."""
 SCHEMES: tuple[type[Scheme], ...] = (*RUN, SparseRows, Skip, ReduceScatter)
 """Those that a user may ask for, and those that a gradient or a policy asks for."""
@@ -48,7 +48,7 @@ def variants(compressor: Compressor, layout: Layout, can: Capabilities) -> tuple
 def runnable(compressor: Compressor, layout: Layout, can: Capabilities) -> tuple[Path, ...]:
     """Return every path by which an engine can carry a compressor, also those that run by name alone.
 
-    Options of Espresso's tree are not among them: `runs` tells whether it can carry out one.
+    Those of guests are not among them: `runs` tells whether it can carry out one.
     """
     return tuple(path for scheme in SCHEMES for path in scheme.variants(compressor, layout, can))
 
@@ -95,7 +95,7 @@ def requests_for(compressor: Compressor) -> tuple[str, ...]:
 
 def by_name(name: str) -> bool:
     """Whether a scheme runs by name alone: nothing chooses it."""
-    return any(scheme.by_name and scheme.means(name) for scheme in SCHEMES)
+    return any(scheme.by_name and scheme.means(name) for scheme in SCHEMES) or is_of_guest(name)
 
 
 def meanings(name: str) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ def checked(path: Path) -> Path:
 
 def parse(label: str) -> Path:
     """Read what `str(path)` writes: "allgather", "star-ring", "star-ring+pipeline_16k". Raises ConfigError."""
-    if ByOption.means(label):
+    if is_of_guest(label):
         return Path(label)
     for name in sorted(labels(), key=len, reverse=True):  # alltoall-allgather is not an algorithm of alltoall
         if label == name or label.startswith((name + "-", name + "+")):
@@ -150,10 +150,27 @@ def _common() -> list[str]:
     ]
 
 
+def is_of_guest(name: str) -> bool:
+    """Whether a guest's scheme has this name. Raises ConfigError where it would, and the guest is not here."""
+    return _of_guest(name) is not None
+
+
+def in_fp32(name: str) -> bool:
+    """Whether a scheme sums in fp32, whatever the gradient's dtype."""
+    return any(scheme.in_fp32 for scheme in (*SCHEMES, _of_guest(name)) if scheme is not None and scheme.means(name))
+
+
+def _of_guest(name: str) -> type[Scheme] | None:
+    found: type[Scheme] | None = guests.scheme(name)
+    return found if found is not None and found.means(name) else None
+
+
 def _scheme_of(path: Path) -> type[Scheme]:
     for scheme in SCHEMES:
         if scheme.means(path.scheme):
             return scheme
+    if (found := _of_guest(path.scheme)) is not None:
+        return found
     raise ConfigError(f"unknown scheme {path.scheme!r}{known_are(labels(), path.scheme)}")
 
 

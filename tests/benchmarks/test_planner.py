@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.planner import cases, instances, run
-from hvd_compress.planner.profiles import ModelProfile, Tensor, write
+from hvd_compress.profiler.profiles import ModelProfile, Tensor, write
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "traces"
 

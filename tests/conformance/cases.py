@@ -18,6 +18,7 @@ from hvd_compress.compressors import Compressor
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.request.request import Request
+from tests.brought import brought
 from tests.covering import combinations, completed
 from tests.harness import COMPRESSORS, FIRST_NAMES, SHAPES, asked_for, planned
 
@@ -42,7 +43,7 @@ class Case:
 
     @property
     def request(self) -> Request:
-        if schemes.ByOption.means(self.scheme):
+        if schemes.is_of_guest(self.scheme):
             return planned(self.compressor, self.scheme)
         return Request(self.compressor, self.scheme)
 
@@ -60,14 +61,8 @@ class Case:
         return f"{self.name}-{self.scheme}-{self.size}"
 
 
-OPTIONS = (
-    Case("topk", "comp alltoall*@all decomp comp allgather*@all decomp", 3),
-    Case("dense", "reduce_scatter@within allreduce@across allgather@within", 4),
-    Case("topk-all", "reduce@within comp gather*@across decomp broadcast@across broadcast@within", 4),
-    Case("int8", "comp alltoall*@within decomp allreduce@across comp allgather*@within decomp", 4),
-)
-"""Options of Espresso's tree, which only a plan names: flat, not compressed, with roots, with two compressions within
-hosts. tests/unit/schemes/test_by_option.py walks through all of them, and carries a third out, a bucket at a time."""
+OPTIONS = tuple(Case(*values) for values in brought("CASES"))
+"""Schemes of guests, which only a plan names."""
 
 
 def in_pairs(size: int) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from hvd_compress.errors import CommunicationError, PayloadError
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.payload import Payload
 from hvd_compress.schemes import Work
+from tests.brought import brought
 from tests.conformance.cases import TABLE, runnable
 from tests.conformance.lockstep import CPU, copied
 from tests.harness import asked_for
@@ -37,13 +38,6 @@ SUMMED = ("allreduce", "alltoall", "dense")
 UNSPLIT = replace(InProcessWorld(SIZE).engine(0).capabilities, splits=False)
 """Of the engine here: schemes over groups of ranks decode by those over all of them."""
 
-OPTIONS = (
-    "comp alltoall*@all decomp comp allgather*@all decomp",
-    "comp gather*@all decomp comp broadcast*@all decomp",
-    "comp alltoall*@all allgather*@all decomp",
-)
-"""Of Espresso's tree: one for each compressor that they carry, in turns. Messages hold several payloads in the last."""
-
 DECODERS = [
     (name, scheme)
     for name, compressor in TABLE.items()
@@ -51,12 +45,7 @@ DECODERS = [
     if scheme not in SUMMED and scheme in runnable(compressor, UNSPLIT)
 ]
 """(compressor, scheme): whatever unpacks what another rank has packed."""
-DECODERS += [
-    (name, OPTIONS[number % len(OPTIONS)])
-    for number, name in enumerate(
-        name for name, compressor in TABLE.items() if compressor.compresses and schemes.ByOption.carries(compressor)
-    )
-]
+DECODERS += brought("DECODERS")
 
 REQUANTIZERS = [name for name, compressor in TABLE.items() if isinstance(compressor, Requantizer)]
 

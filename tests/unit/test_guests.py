@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hvd_compress import guests
 from hvd_compress.guests import GUESTS
 from tools.imports import imports_of
 
@@ -38,7 +39,9 @@ def test_nothing_else_imports_a_guest(folder: str) -> None:
 def test_the_table_names_what_is_there() -> None:
     for guest in HERE:
         for words in guest.commands:
-            assert guest.imported(f"cli.{words.split()[-1]}").command.help
+            assert guests.command(words).help
+        for mark, place in guest.schemes.items():
+            assert guests.scheme(mark).__name__ == place.partition(":")[2]
 
 
 ALONE = "import sys; sys.meta_path = [each for each in sys.meta_path if 'editable' not in each.__module__]"

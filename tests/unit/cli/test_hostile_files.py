@@ -18,39 +18,20 @@ from click.testing import CliRunner, Result
 from hvd_compress.cli.main import main
 from hvd_compress.events.history import Event, History
 from hvd_compress.policies.plan_schema import read as read_plan
+from tests.absurd import leaves, put
 from tests.brought import brought
-from tests.unit.cli.test_plan import traced
-from tests.unit.planner import profile_files
-from tests.unit.planner.test_absurd import leaves, put
+from tests.harness import SHAPES
+from tests.traced import traced
+from tests.unit.profiler import profile_files
 
 Arguments = Callable[[Path], list[Any]]
 
-MAKE: Arguments = lambda folder: ["plan", "make", folder, "-o", folder / "out.json", "--budget", 0]  # noqa: E731
-COMPARE: Arguments = lambda folder: ["plan", "compare", folder / "plan.json", folder / "run.json"]  # noqa: E731
-NETWORK = ["--world-size", 8, "--bandwidth", "1gbit"]
 BENCH = ["bench", "compressors", "--compressions", "topk", "--no-peers", "--ranks", 1, "--rounds", 1]
 
 KERNEL = ["--kernel", "accumulate", "--size", "1K", "--repetitions", 1, "--threads", 1]
 
 READERS: dict[str, tuple[str, Arguments]] = {
     "plan check": ("plan.json", lambda folder: ["plan", "check", folder / "plan.json"]),
-    "plan make, model": ("model.json", MAKE),
-    "plan make, system": ("system.json", MAKE),
-    "plan make, compressor": ("compressor.json", MAKE),
-    "plan compare, plan": ("plan.json", COMPARE),
-    "plan compare, timeline": ("run.json", COMPARE),
-    "plan compare, model": ("model.json", COMPARE),
-    "plan compare, system": ("system.json", COMPARE),
-    "plan compare, compressor": ("compressor.json", COMPARE),
-    "whatif, model": ("model.json", lambda folder: ["whatif", folder / "model.json", *NETWORK, "--payload", "1%"]),
-    "whatif, system": (
-        "system.json",
-        lambda folder: ["whatif", folder / "model.json", "--system", folder / "system.json", "--compressor", "int4"],
-    ),
-    "whatif, compressor": (
-        "compressor.json",
-        lambda f: ["whatif", f / "model.json", *NETWORK, "--compressor-profile", f / "compressor.json"],
-    ),
     "report": ("log.jsonl", lambda folder: ["report", folder / "log.jsonl", "--out", folder / "out.png"]),
     "timeline": ("run.json", lambda folder: ["timeline", folder / "run.json", "--out", folder / "out.png"]),
     "bench compressors, trace": ("model.json", lambda folder: [*BENCH, "--trace", folder / "model.json"]),
@@ -60,15 +41,18 @@ READERS: dict[str, tuple[str, Arguments]] = {
         "gradient.pt",
         lambda folder: ["bench", "kernels", *KERNEL, "--gradients", folder / "gradient.pt"],
     ),
-    "bench planner": (
-        "traces/model.json",
-        lambda folder: ["bench", "planner", "--traces", folder / "traces", "--rounds", 1, "--gpus", 8],
-    ),
     **dict(brought("READERS")),
 }
 """Each file that a command reads, and the command, given a folder of files."""
 
 ENDS = dict(brought("ENDS"))
+"""What is said after such a file is read, where that is no good end."""
+PLAN = {
+    "version": 1,
+    "world_size": 4,
+    "buckets": [{"parameters": [name], "compressor": {"name": "topk", "ratio": 0.1}} for name in SHAPES],
+    "default": {"compressor": {"name": "blocks", "bits": 8}, "scheme": "allgather"},
+}
 DEEP = 100_000
 TEXTS: dict[str, bytes] = {
     "nothing": b"",
@@ -116,9 +100,7 @@ PLACES: dict[str, Callable[[Path], object]] = {
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of files as they should be."""
     folder = profile_files.write(tmp_path_factory.mktemp("hostile") / "files")
-    done = run(MAKE(folder), "--no-fusion")
-    assert done.exit_code == 0, done.output
-    (folder / "out.json").rename(folder / "plan.json")
+    (folder / "plan.json").write_text(json.dumps(PLAN))
     traced(folder / "run.json", read_plan(folder / "plan.json"))
     history = History(folder / "log.jsonl")
     for event in (Event(1, "ratio", 0, ratio=0.01), Event(9, "choice", 0, "star-ring", 0.01, 0.004, 0.003)):
@@ -127,8 +109,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(folder)
     torch.save(torch.randn(100), folder / "gradient.pt")
     numpy.save(folder / "gradient.npy", numpy.ones(100, dtype=numpy.float32))
-    (folder / "traces").mkdir()
-    shutil.copy(folder / "model.json", folder / "traces")
     return folder
 
 
@@ -256,21 +236,17 @@ def test_one_absurd_value_is_read_or_told_in_words(reader: str, files: Path) -> 
 
 
 WRITERS: dict[str, Arguments] = {
-    "plan make, plan": lambda folder: ["plan", "make", folder, "--budget", 0, "--out"],
-    "plan make, trace": lambda folder: [*MAKE(folder), "--trace"],
-    "plan make, picture": lambda folder: [*MAKE(folder), "--picture"],
-    "plan compare": lambda folder: [*COMPARE(folder), "--picture"],
     "report": lambda folder: ["report", folder / "log.jsonl", "--out"],
     "timeline": lambda folder: ["timeline", folder / "run.json", "--out"],
-    "whatif": lambda folder: ["whatif", folder / "model.json", *NETWORK, "--payload", "1%", "--plots"],
     "profile": lambda folder: ["profile", "-o"],
+    **dict(brought("WRITERS")),
 }
 """Each file or folder that a command writes, and the command."""
 
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_what_cannot_be_written_is_told_in_words(writer: str, files: Path) -> None:
-    folder = writer in ("whatif", "profile")
+    folder = writer in ("profile", *brought("FOLDERS"))
     loop, file, there = (files / f"{name}.png" for name in ("loop", "file", "there"))
     loop.symlink_to(loop)
     file.touch()

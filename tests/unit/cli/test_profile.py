@@ -26,7 +26,7 @@ LIMIT_S = 600.0
 WRITES = """
 import os, sys, time
 from pathlib import Path
-from hvd_compress.planner.profiles import COMPRESSOR, MODEL, SYSTEM, CompressorProfile, ModelProfile, write
+from hvd_compress.profiler.profiles import COMPRESSOR, MODEL, SYSTEM, CompressorProfile, ModelProfile, write
 from hvd_compress.profiler.folder import RUN, Claim
 from hvd_compress.settings import command_run
 folder = Path(os.environ["HVD_COMPRESS_PROFILE"])

@@ -16,8 +16,9 @@ from hvd_compress.compressors import Cast, EFSign, PowerSGD
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.events.history import read as events_of
-from hvd_compress.planner.planning import plan
-from hvd_compress.planner.profiles import (
+from hvd_compress.profiler import job
+from hvd_compress.profiler.job import profiled_once
+from hvd_compress.profiler.profiles import (
     COMPRESSOR,
     MODEL,
     PROGRESS,
@@ -27,8 +28,6 @@ from hvd_compress.planner.profiles import (
     SystemProfile,
     read,
 )
-from hvd_compress.profiler import job
-from hvd_compress.profiler.job import profiled_once
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import SHAPES, alone, backward, on_engine
@@ -51,13 +50,6 @@ def test_the_files_are_complete(folder: Path) -> None:
     system = read(folder / SYSTEM, SystemProfile)
     assert (system.hosts, system.ranks_per_host) == (2, 2)
     assert all("rank 0 of 4 on 2 host(s)" in each.source for each in (model, compressor, system))
-
-
-def test_a_plan_is_made_from_them(folder: Path) -> None:
-    model, system = read(folder / MODEL, ModelProfile), read(folder / SYSTEM, SystemProfile)
-    planned = plan(model, system, read(folder / COMPRESSOR, CompressorProfile), budget_s=0.5)
-    assert sorted(number for numbers in planned.fused.cuts for number in numbers) == list(range(len(SHAPES)))
-    assert planned.end_ns >= 1e3 * sum(tensor.backward_us for tensor in model.tensors)
 
 
 @pytest.mark.parametrize("request_", [REQUEST, Request(EFSign()), Request(Cast())], ids=str)

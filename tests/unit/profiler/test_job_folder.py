@@ -14,7 +14,9 @@ import torch
 
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import CommunicationError, ConfigError, PlanError
-from hvd_compress.planner.profiles import (
+from hvd_compress.profiler import job
+from hvd_compress.profiler.folder import COMMAND, RUN, Claim, is_of
+from hvd_compress.profiler.profiles import (
     COMPRESSOR,
     MODEL,
     PROGRESS,
@@ -25,8 +27,6 @@ from hvd_compress.planner.profiles import (
     read,
     write,
 )
-from hvd_compress.profiler import job
-from hvd_compress.profiler.folder import COMMAND, RUN, Claim, is_of
 from tests.harness import backward, on_engine
 from tests.unit.profiler.profiled import REQUEST, SKIP, STEPS, settings, train
 

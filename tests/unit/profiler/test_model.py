@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress.errors import UsageError
-from hvd_compress.planner.profiles import ModelProfile, read, write
 from hvd_compress.profiler.model import model_profile
+from hvd_compress.profiler.profiles import ModelProfile, read, write
 from hvd_compress.profiler.recorder import StepTimes
 
 SHAPES = {"a": (2, 3), "b": (), "c": (7,), "never": (4,), "empty": (0, 3)}

@@ -10,9 +10,9 @@ import torch
 import hvd_compress.profiler
 from hvd_compress.compressors import EFSign
 from hvd_compress.errors import ConfigError, PlanError, UnsupportedError, UsageError
-from hvd_compress.planner.profiles import CompressorProfile, ModelProfile, read
 from hvd_compress.profiler import Profile
 from hvd_compress.profiler.folder import RUN, Claim
+from hvd_compress.profiler.profiles import CompressorProfile, ModelProfile, read
 from tests.unit.profiler.played import Chain, PlayedClock
 
 TAKEN = [4.0, 2.0, 1.0]

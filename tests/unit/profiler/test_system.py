@@ -14,8 +14,7 @@ from hvd_compress.cost.formulas import Formulas
 from hvd_compress.engines.base import Call
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.planner.prices import Prices
-from hvd_compress.planner.profiles import SystemProfile
+from hvd_compress.profiler.profiles import SystemProfile
 from hvd_compress.profiler.system import measure_system, require_measurable
 from tests.harness import alone
 
@@ -196,13 +195,3 @@ def test_uneven_hosts_are_refused_on_all_ranks() -> None:
 def test_one_rank_has_no_network() -> None:
     with pytest.raises(UnsupportedError, match="one rank has no network"):
         measure_system(alone())
-
-
-def test_the_planner_takes_the_curves() -> None:
-    """Prices of a routine are those of its curve, not of alpha and beta."""
-    found = measured((0, 0, 1, 1))[0]
-    prices = Prices.__new__(Prices)
-    prices._system = found
-    for name, curves in found.curves().items():
-        for verb in VERBS:
-            assert prices._link_s(name, verb, 4096, 2) == curves.seconds(verb, "auto", 4096)

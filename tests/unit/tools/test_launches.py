@@ -34,14 +34,13 @@ def test_of_three():
 if (os.environ["RANKS"], os.environ["OMPI_COMM_WORLD_RANK"]) == ("4", "2"):
     def test_of_one_rank(): pass
 """,
-    "test_tree": "def test_an_option(): pass",
     "test_mpi_algorithms": "",
     "test_broadcasts": "import pytest\n@pytest.mark.level2\ndef test_a_tensor(): pass",
 }
 
 
 def program(path: Path, text: str) -> None:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
 
@@ -54,6 +53,7 @@ def launch(folder: Path, *levels: str) -> subprocess.CompletedProcess[str]:
         path = folder / "tests" / "parallel" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    program(folder / "tests" / "papers" / "parallel" / "test_tree.py", "def test_an_option(): pass")
     (folder / "pytest.ini").write_text("[pytest]\njunit_family = xunit1\nmarkers = level2\ntimeout = 0\n")
     (folder / "results").mkdir(exist_ok=True)
     own = {

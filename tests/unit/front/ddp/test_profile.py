@@ -11,8 +11,8 @@ import torch.distributed as dist
 import hvd_compress.ddp as hc
 from hvd_compress.engines.select import choose_torch_engine
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.planner.profiles import ModelProfile, SystemProfile, read, write
 from hvd_compress.profiler import measure_system
+from hvd_compress.profiler.profiles import ModelProfile, SystemProfile, read, write
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import check_ranks_equal, compressed, flat, loss_of, make_model, optimizer_of
 

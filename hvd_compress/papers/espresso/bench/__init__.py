@@ -1,0 +1,1 @@
+"""How good and how fast the searches are, on the testbeds of the paper."""

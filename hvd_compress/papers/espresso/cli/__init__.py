@@ -1,0 +1,1 @@
+"""`hvd-compress plan` and `bench planner`, one file a command."""

@@ -1,0 +1,93 @@
+"""What the tests of Espresso's planner bring to those of the core: command lines, cases and decoders."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from hvd_compress.cli.main import main
+from hvd_compress.papers.espresso.by_option import ByOption
+from hvd_compress.policies.plan_schema import read
+from tests.harness import COMPRESSORS
+from tests.traced import traced
+
+COMMANDS = [("plan", "make"), ("bench", "planner")]
+PICTURES = ["plan make", "plan compare"]
+MEANT = [
+    ("plan options --only 'alreduce@all'", "did you mean allreduce@all?"),
+    ("plan count-options --only 'alreduce@all'", "did you mean allreduce@all?"),
+    ("plan make x -o y --compressor int4", "`hvd-compress profile --compressor int4 -- COMMAND` writes one"),
+]
+CHOICES = ["--engine", "--device", "--communication", "--testbed"]
+
+
+def _beyond(number: str) -> list[list[str]]:
+    return [["bench", "planner", "--gpus", number], ["plan", "count-options", "--devices", number]]
+
+
+BEYOND = [_beyond]
+
+
+def _make(folder: Path) -> list[Any]:
+    return ["plan", "make", folder, "-o", folder / "out.json", "--budget", 0]
+
+
+def _compare(folder: Path) -> list[Any]:
+    return ["plan", "compare", folder / "plan.json", folder / "run.json"]
+
+
+def _bench(folder: Path) -> list[Any]:
+    return ["bench", "planner", "--traces", folder / "traces", "--rounds", 1, "--gpus", 8]
+
+
+READERS = {
+    "plan make, model": ("model.json", _make),
+    "plan make, system": ("system.json", _make),
+    "plan make, compressor": ("compressor.json", _make),
+    "plan compare, plan": ("plan.json", _compare),
+    "plan compare, timeline": ("run.json", _compare),
+    "plan compare, model": ("model.json", _compare),
+    "plan compare, system": ("system.json", _compare),
+    "plan compare, compressor": ("compressor.json", _compare),
+    "bench planner": ("traces/model.json", _bench),
+}
+WRITERS = {
+    "plan make, plan": lambda folder: ["plan", "make", folder, "--budget", 0, "--out"],
+    "plan make, trace": lambda folder: [*_make(folder), "--trace"],
+    "plan make, picture": lambda folder: [*_make(folder), "--picture"],
+    "plan compare": lambda folder: [*_compare(folder), "--picture"],
+}
+
+
+def _write(folder: Path) -> None:
+    done = CliRunner().invoke(main, [*map(str, _make(folder)), "--no-fusion"])
+    assert done.exit_code == 0, done.output
+    (folder / "out.json").rename(folder / "plan.json")
+    traced(folder / "run.json", read(folder / "plan.json"))
+    (folder / "traces").mkdir()
+    shutil.copy(folder / "model.json", folder / "traces")
+
+
+FILES = [_write]
+
+CASES = [
+    ("topk", "comp alltoall*@all decomp comp allgather*@all decomp", 3),
+    ("dense", "reduce_scatter@within allreduce@across allgather@within", 4),
+    ("topk-all", "reduce@within comp gather*@across decomp broadcast@across broadcast@within", 4),
+    ("int8", "comp alltoall*@within decomp allreduce@across comp allgather*@within decomp", 4),
+]
+"""Options of the tree, which only a plan names: flat, not compressed, with roots, with two compressions within hosts.
+test_by_option.py walks through all of them, and carries a third out, a bucket at a time."""
+
+OPTIONS = (
+    "comp alltoall*@all decomp comp allgather*@all decomp",
+    "comp gather*@all decomp comp broadcast*@all decomp",
+    "comp alltoall*@all allgather*@all decomp",
+)
+"""One for each compressor that they carry, in turns. Messages hold several payloads in the last."""
+_carried = [name for name, each in COMPRESSORS.items() if each.compresses and ByOption.carries(each)]
+DECODERS = [(name, OPTIONS[number % len(OPTIONS)]) for number, name in enumerate(_carried)]
+"""(compressor, scheme): whatever unpacks what another rank has packed."""
