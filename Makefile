@@ -41,7 +41,7 @@ CPP_SOURCES = $(shell find csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*
 # Of what can be taken away: each folder is there or not.
 GUESTS = $(wildcard tests/papers tests/embedding tests/attention tests/netlab)
 # Jobs first: they wait much, next to tests that compute.
-TESTS = tests/jobs tests/benchmarks tests/unit tests/native tests/conformance $(GUESTS)
+TESTS = tests/jobs tests/benchmarks tests/checkpoints tests/unit tests/native tests/conformance $(GUESTS)
 PHASES = lint types unit sanitize parallel
 REST_PHASES = unit-rest sanitize-rest parallel-rest
 

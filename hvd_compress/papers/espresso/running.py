@@ -28,7 +28,7 @@ TABLE: Mapping[str, Path] = {
     "comp gather*@within decomp allreduce@across broadcast@within": Path("hierarchical-within"),
 }
 """Options, without their devices, that a scheme of its own carries out, in fewer passes over memory or for compressors
-that schemes.ByOption does not carry. All others are paths by their own name."""
+that ByOption does not carry. All others are paths by their own name."""
 
 _VERBS = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather")
 _FLOATS = (torch.float32, torch.float16)
@@ -40,7 +40,7 @@ ENGINES: Mapping[EngineName, Capabilities] = {
 """What a plan may take for granted of an engine, by its name in a request; the job checks it in its first step."""
 EXAMPLE = Layout.of((1024, 1024))
 MOST_RANKS = 128
-"""Of options that schemes.ByOption carries out. What all ranks hold at each task is worked out by each rank, once
+"""Of options that ByOption carries out. What all ranks hold at each task is worked out by each rank, once
 for each size of a bucket: 0.3 s with 128 ranks, 2.4 s with 256."""
 
 
