@@ -18,8 +18,8 @@ from tools.imports import imports_of
 ROOT = Path(__file__).parents[2]
 HERE = [guest for guest in GUESTS if guest.is_here]
 FOLDERS = [guest.folder for guest in HERE]
-OF_ALL = ("tests/benchmarks/", "tests/unit/docs/")
-"""What tests the scripts of benchmarks/ and the pages of docs/ needs what these show."""
+OF_ALL = ("tests/benchmarks/", "tests/checkpoints/", "tests/unit/docs/")
+"""What tests scripts of benchmarks/, pages of docs/ and files of earlier versions needs what these show."""
 
 
 def is_of(file: Path, folder: str) -> bool:
