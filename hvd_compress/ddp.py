@@ -9,7 +9,10 @@ What compresses a momentum (Compression.momentum, Compression.demo) has its own 
     hc.compress(model, optimizer.compression())
 """
 
-from hvd_compress.front.batch_size import BatchSizeSchedule
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
+from hvd_compress import guests as _guests
 from hvd_compress.front.ddp.api import (
     Compression,
     ccr,
@@ -31,6 +34,9 @@ from hvd_compress.front.ddp.api import (
     state_dict,
 )
 from hvd_compress.session.report import StepReport
+
+if _TYPE_CHECKING:
+    from hvd_compress.papers.accordion.batch_size import BatchSizeSchedule
 
 __all__ = [
     "BatchSizeSchedule",
@@ -54,3 +60,8 @@ __all__ = [
     "save_plan",
     "state_dict",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    """Import what a guest brings, when it is named."""
+    return _guests.attribute(__name__, name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, UnknownCompressionError
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,16 @@ class Guest:
     Attributes:
         folder: below this package, such as "papers/covap".
         commands: of `hvd-compress`, with what each does; "plan make" is the command `make` of `plan`.
+        compressions: functions of `Compression`; each is in "module:class".
+        names: of `hvd_compress.torch` and `hvd_compress.ddp`; each is "module:name".
         schemes: by what the names of their paths have in them, and no other scheme's; each is "module:class".
     """
 
     folder: str
     commands: Mapping[str, str] = field(default_factory=dict)
     schemes: Mapping[str, str] = field(default_factory=dict)
+    compressions: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_here(self) -> bool:
@@ -37,6 +41,11 @@ class Guest:
         """Return a module of this guest, by its name below the folder."""
         return importlib.import_module(f"{__package__}.{self.folder.replace('/', '.')}.{module}")
 
+    def named(self, place: str) -> Any:
+        """Return what "module:name" means."""
+        module, _, name = place.partition(":")
+        return getattr(self.imported(module), name)
+
     @property
     def missing(self) -> str:
         """What is said where it would be needed and is not here."""
@@ -44,6 +53,11 @@ class Guest:
 
 
 GUESTS = (
+    Guest(
+        "papers/accordion",
+        compressions={"accordion": "compressions:Switching"},
+        names={"BatchSizeSchedule": "batch_size:BatchSizeSchedule"},
+    ),
     Guest(
         "papers/espresso",
         {
@@ -91,6 +105,34 @@ def scheme(name: str) -> Any:
             if mark in name:
                 if not guest.is_here:
                     raise ConfigError(f"scheme {name!r} {guest.missing}")
-                module, _, attribute = place.partition(":")
-                return getattr(guest.imported(module), attribute)
+                return guest.named(place)
     return None
+
+
+def compressions() -> list[str]:
+    """Return the functions of `Compression` that guests bring which are here."""
+    return [name for guest in GUESTS if guest.is_here for name in guest.compressions]
+
+
+def compression(name: str) -> Any:
+    """Return a function of `Compression` that a guest brings; None where none does.
+
+    Raises:
+        UnknownCompressionError: the guest that brings it is not here.
+    """
+    for guest in GUESTS:
+        if name in guest.compressions:
+            if not guest.is_here:
+                raise UnknownCompressionError(f"Compression.{name}() {guest.missing}")
+            return getattr(guest.named(guest.compressions[name]), name)
+    return None
+
+
+def attribute(module: str, name: str) -> Any:
+    """Return a name of a public module that a guest brings. Raises AttributeError where none does that is here."""
+    for guest in GUESTS:
+        if name in guest.names:
+            if guest.is_here:
+                return guest.named(guest.names[name])
+            raise AttributeError(f"{module}.{name} {guest.missing}")
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")

@@ -6,6 +6,10 @@ What compresses a momentum (Compression.momentum, Compression.demo) has its own 
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=optimizer.compression())
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
+from hvd_compress import guests as _guests
 from hvd_compress.extras import needed as _needed
 
 with _needed("horovod", "hvd_compress.torch"):
@@ -13,7 +17,6 @@ with _needed("horovod", "hvd_compress.torch"):
     from horovod.torch import *  # noqa: F403
 
 from hvd_compress.engines.mpi_environment import prepare as _prepare
-from hvd_compress.front.batch_size import BatchSizeSchedule
 from hvd_compress.front.horovod.background import init
 from hvd_compress.front.horovod.broadcasts import broadcast, broadcast_, broadcast_async, broadcast_async_, synchronize
 from hvd_compress.front.horovod.compression import Compression
@@ -23,6 +26,9 @@ from hvd_compress.front.horovod.parameters import broadcast_parameters
 from hvd_compress.session.report import StepReport
 
 _prepare()  # before hvd.init(): MPI reads it when it starts
+
+if _TYPE_CHECKING:
+    from hvd_compress.papers.accordion.batch_size import BatchSizeSchedule
 
 __all__ = [
     "BatchSizeSchedule",
@@ -39,3 +45,8 @@ __all__ = [
     "synchronize",
 ]
 __all__ += [name for name in dir(_horovod) if not name.startswith("_") and name not in __all__]
+
+
+def __getattr__(name: str) -> _Any:
+    """Import what a guest brings, when it is named."""
+    return _guests.attribute(__name__, name)

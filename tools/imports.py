@@ -39,7 +39,7 @@ def running(tree: ast.AST) -> Iterator[ast.AST]:
         node = left.pop()
         yield node
         if isinstance(node, ast.If) and is_typing(node):
-            left += node.orelse
+            left += node.body if isinstance(node.test, ast.UnaryOp) else node.orelse  # `not TYPE_CHECKING`
         else:
             left += ast.iter_child_nodes(node)
 

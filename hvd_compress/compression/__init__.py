@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hvd_compress import guests
 from hvd_compress.compression.choosing import Choosing
 from hvd_compress.compression.low_rank import LowRank
 from hvd_compress.compression.momenta import Momenta
@@ -16,14 +17,31 @@ __all__ = ["Compression"]
 
 
 class _Names(type):
-    """Says what there is where a name is none of them."""
+    """Has what guests bring; says what there is where a name is none of them."""
+
+    def __dir__(cls) -> list[str]:
+        return [*super().__dir__(), *guests.compressions()]
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{cls.__name__} has no attribute {name!r}")
+        if (function := guests.compression(name)) is not None:
+            return function
         known = [each for each in dir(cls) if not each.startswith("_")]
         raise UnknownCompressionError(f"there is no Compression.{name}{known_are(known, name)}")
 
 
-class Compression(Sparsifiers, Quantisers, LowRank, Momenta, Uncompressed, Choosing, metaclass=_Names):
+if not TYPE_CHECKING:
+
+    class _OfGuests:
+        """What guests bring is imported when it is named."""
+
+else:
+    from hvd_compress.papers.accordion.compressions import Switching
+
+    class _OfGuests(Switching):
+        """The same for type checkers and the reference."""
+
+
+class Compression(Sparsifiers, Quantisers, LowRank, Momenta, Uncompressed, Choosing, _OfGuests, metaclass=_Names):
     """What to pass as `compression=` to a front end. Each function returns a request."""

@@ -14,7 +14,7 @@ from hvd_compress.compressors import Cast, Compressor, TopK
 from hvd_compress.compressors.base import is_frozen_dataclass
 from hvd_compress.errors import ConfigError, known_are
 from hvd_compress.feedback.schedule import ALL_BACK, FeedbackSchedule
-from hvd_compress.policies import Accordion, Auto, Covap, Flexible, PlanFile
+from hvd_compress.policies import Auto, Covap, Flexible, PlanFile
 from hvd_compress.policies.auto.quality import QUALITIES, Quality, checked
 from hvd_compress.policies.covap import DEFAULT_INTERVAL
 from hvd_compress.policies.flexible.settings import GAIN_CHANGE, HIGH, LOW
@@ -136,7 +136,7 @@ class Choosing:
         asked = Request(Cast()) if sent is None else sent
         if not isinstance(asked, Request) or asked.policy is not None or not asked.feedback.keeps_all:
             raise ConfigError(
-                f"sent = {_told(sent)} must be a compression whose every step is alike, such as int8(); how error "
+                f"sent = {told(sent)} must be a compression whose every step is alike, such as int8(); how error "
                 "feedback grows is covap's own feedback="
             )
         schedule = ALL_BACK
@@ -156,63 +156,6 @@ class Choosing:
             policy=Covap(interval, shard, hold_unsent),
             feedback=schedule,
         )
-
-    @staticmethod
-    def accordion(
-        low: Request,
-        high: Request,
-        *,
-        eta: float = 0.5,
-        every: int = 10,
-        epoch_steps: int | None = None,
-        per_parameter: bool = False,
-    ) -> Request:
-        """Compress little in critical regimes of the training and much in the rest: Accordion.
-
-        Every `every` epochs ranks compare the norm of each bucket's gradient, summed over an epoch, with that of the
-        last comparison: where it has changed by `eta` or more, a bucket travels by `low`, else by `high`. All travel by
-        `low` until two epochs have been compared, and from a decay of the learning rate until the next comparison.
-        Residuals, and the warm start of powersgd, go on. Sums take 4 bytes an element.
-
-        A program says at the end of each epoch `optimizer.end_epoch()`, or under DDP `hc.end_epoch(model)`, behind the
-        step of a learning-rate scheduler; where it never does, all is sent by `low`. A rate has decayed where it falls
-        to half or less from one epoch to the next; under DDP hc.follow_learning_rate(model, optimizer) shows it.
-
-        Args:
-            low: little compression, such as powersgd(4) or topk(0.1).
-            high: the same with other settings: powersgd(1), topk(0.01).
-            eta: a share, above 0 and 1 at most; math.inf leaves it to learning rates alone.
-            every: epochs from one comparison to the next.
-            epoch_steps: how many steps are an epoch, and what the program says of epochs is ignored; not given, the
-                program says when one ends.
-            per_parameter: each parameter travels, and is judged, by itself; not under DDP, whose buckets are its own.
-
-        Raises:
-            ConfigError: a value is out of range; or the two are not of one compressor, in this order, of one engine and
-                device, or choose by themselves.
-        """
-        for name, level in (("low", low), ("high", high)):
-            if not isinstance(level, Request) or level.policy is not None:
-                raise ConfigError(
-                    f"{name} = {_told(level)} must be a compression of this package whose every step is alike, such as "
-                    "topk(0.1), or dense() in the place of none"
-                )
-        if type(low.compressor) is not type(high.compressor):
-            raise ConfigError(
-                f"low sends {low.compressor} and high {high.compressor}: they must be two levels of one compressor"
-            )
-        alike = [(each.engine, each.device, each.feedback) for each in (low, high)]
-        if alike[0] != alike[1]:
-            raise ConfigError("low and high must have the same engine, device and feedback")
-        if low.compressor == high.compressor:
-            raise ConfigError(f"low and high both send {low.compressor}: there is nothing to switch between")
-        sent = [sum(each.nbytes for each in level.compressor.wire(SAMPLE)) for level in (low, high)]
-        if sent[0] < sent[1]:
-            raise ConfigError(
-                f"low = {low.compressor} sends less than high = {high.compressor}: low is the lower compression, and "
-                "comes first"
-            )
-        return replace(low, policy=Accordion(high, eta, every, epoch_steps, per_parameter))
 
     @staticmethod
     def plan(path: str | Path, *, engine: str = "auto") -> Request:
@@ -259,7 +202,7 @@ class Choosing:
         return Request(compressor, scheme, algorithm, engine, device)
 
 
-def _told(level: object) -> str:
+def told(level: object) -> str:
     """Return in words what was given as a compression that does not choose by itself."""
     if not isinstance(level, Request):
         return repr(level)

@@ -1,7 +1,6 @@
 """Which decision, for each bucket and step? `policy_for` gives the policy of a request."""
 
 from hvd_compress.engines.launch import Launch
-from hvd_compress.policies.accordion import Accordion
 from hvd_compress.policies.auto.policy import Auto
 from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, Rollouts, StepMoments
 from hvd_compress.policies.covap_settings import Covap
@@ -12,7 +11,6 @@ from hvd_compress.policies.select import policy_for
 from hvd_compress.policies.warmup import Warmup
 
 __all__ = [
-    "Accordion",
     "Auto",
     "BucketMetrics",
     "Covap",

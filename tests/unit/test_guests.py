@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hvd_compress import guests
+from hvd_compress.compression import Compression
 from hvd_compress.guests import GUESTS
 from tools.imports import imports_of
 
@@ -31,7 +32,7 @@ def test_nothing_else_imports_a_guest(folder: str) -> None:
     inside = tuple(f"{place}.{folder.replace('/', '.')}" for place in ("hvd_compress", "tests"))
     for file in [*(ROOT / "hvd_compress").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
         if not is_of(file, folder) and not file.relative_to(ROOT).as_posix().startswith(OF_ALL):
-            for each in imports_of(ast.parse(file.read_text()), typing=True):
+            for each in imports_of(ast.parse(file.read_text())):
                 names = (each.module, f"{each.module}.{each.name}")
                 assert not any(f"{name}.".startswith(f"{place}.") for name in names for place in inside), file
 
@@ -40,6 +41,10 @@ def test_the_table_names_what_is_there() -> None:
     for guest in HERE:
         for words in guest.commands:
             assert guests.command(words).help
+        for name in guest.compressions:
+            assert getattr(Compression, name).__doc__
+        for name in guest.names:
+            assert guests.attribute("hvd_compress.ddp", name).__name__ == name
         for mark, place in guest.schemes.items():
             assert guests.scheme(mark).__name__ == place.partition(":")[2]
 
@@ -85,3 +90,7 @@ def test_the_core_does_without(tmp_path: Path) -> None:
             asked = run(place, COMMAND, *words.split())
             assert asked.returncode == 2
             assert f"comes with hvd_compress/{guest.folder}, which is not part" in asked.stderr
+    for guest in HERE:
+        for name in guest.compressions:
+            told = run(place, f"import alone; from hvd_compress.compression import Compression; Compression.{name}")
+            assert f"Compression.{name}() comes with hvd_compress/{guest.folder}, which is not part" in told.stderr

@@ -265,7 +265,17 @@ def test_no_policy_is_told_by_its_class() -> None:
 
 def test_what_lies_below_a_front_end_knows_no_modules() -> None:
     """Nor optimizers: a session takes tensors."""
-    fronts = ("front/", "torch.py", "ddp.py", "integrations/", "optim/", "embedding/", "attention/", "cli/trials.py")
+    fronts = (
+        "front/",
+        "torch.py",
+        "ddp.py",
+        "integrations/",
+        "optim/",
+        "embedding/",
+        "attention/",
+        "papers/",
+        "cli/trials.py",
+    )
     for path in modules(*fronts):
         text = path.read_text()
         assert "torch.nn" not in text, path

@@ -26,6 +26,14 @@ ALL = {"one": One, "two": Two}
     "hvd_compress/cli/main.py": "",
     "hvd_compress/cli/plan.py": "",
     "hvd_compress/cli/list.py": "",
+    "hvd_compress/guest/__init__.py": """
+if TYPE_CHECKING:
+    from hvd_compress.guest.part import Part
+if not TYPE_CHECKING:
+    from hvd_compress.kinds import one
+""",
+    "hvd_compress/guest/part.py": "",
+    "hvd_compress/guest/cli/draw.py": "",
     "csrc/bindings/sign.cpp": '#include "hvd_compress/sign.hpp"\nmodule.def("sign_add", 0)',
     "csrc/bindings/topk.cpp": '#include "hvd_compress/topk.hpp"\nmodule.def("topk", 0)',
     "csrc/include/hvd_compress/sign.hpp": "",
@@ -69,6 +77,9 @@ def closure(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ("'import hvd_compress.kinds.one as one'", set(), {"kinds/one.py"}),
         ("run('import hvd_compress.kinds.one as one')", {"kinds/one.py"}, {"kinds/two.py"}),
         ("from hvd_compress.cli.main import main\ncall(['plan', 'make'])", {"cli/plan.py"}, {"cli/list.py"}),
+        ("from hvd_compress.cli.main import main\ncall(['draw'])", {"guest/cli/draw.py"}, {"cli/list.py"}),
+        ("from hvd_compress.guest import Part", {"guest/part.py"}, {"guest/cli/draw.py", "kinds/one.py"}),
+        ("import hvd_compress.guest", {"guest/__init__.py", "kinds/one.py"}, {"guest/part.py"}),
     ],
 )
 def test_what_a_test_needs_of_the_package(

@@ -14,6 +14,7 @@ from hvd_compress.errors import UsageError
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.front.unused import UnusedResult
 from hvd_compress.request.request import Request
+from tests.brought import brought
 from tests.harness import (
     COMPRESSORS,
     FIRST_NAMES,
@@ -29,7 +30,7 @@ from tests.harness import (
 REQUESTS = {
     **{name: Request(COMPRESSORS[name]) for name in FIRST_NAMES},
     "covap": Compression.covap(interval=2),
-    "accordion": Compression.accordion(Compression.powersgd(2), Compression.powersgd(1), epoch_steps=9),
+    **dict(brought("REMEMBERING")),
 }
 
 

@@ -22,7 +22,7 @@ from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.events.recorder import choice
 from hvd_compress.feedback.states import RESULT_SUM, BucketState
-from hvd_compress.policies.critical import change, check_count, check_schedule, has_decayed
+from hvd_compress.papers.accordion.critical import change, check_count, check_schedule, has_decayed
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.policies.resumed import refused, said_by
 from hvd_compress.policies.telling import TellingPolicy

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Tenso
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
-from hvd_compress.front.batch_size import BatchSizeSchedule
+from hvd_compress.papers.accordion.batch_size import BatchSizeSchedule
 from tests.harness import backward, make_optimizer, make_parameters
 
 SAMPLES, SMALL, LARGE = 40, 4, 16

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.front.launched import has_several_ranks
-from hvd_compress.policies.critical import change, check_schedule, has_decayed
+from hvd_compress.papers.accordion.critical import change, check_schedule, has_decayed
 
 Gather = Callable[[Sequence[float]], list[list[float]]]
 """Returns the figures of all ranks, which bring as many."""

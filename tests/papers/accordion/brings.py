@@ -1,0 +1,8 @@
+"""What the tests of Accordion bring to those of the core."""
+
+from __future__ import annotations
+
+from hvd_compress.compression import Compression
+
+REMEMBERING = {"accordion": Compression.accordion(Compression.powersgd(2), Compression.powersgd(1), epoch_steps=9)}
+"""Compressions with something to remember beside a residual, by name."""
