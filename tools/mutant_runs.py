@@ -225,7 +225,8 @@ def nearest(checkout: closure.Checkout, file: str) -> list[str]:
     path = PurePosixPath(file)
     family = path.parent.name if file.startswith("csrc/") else path.stem
     room = "native" if file.startswith(("csrc/cpu", "csrc/cuda", "csrc/include")) else path.parts[1].removesuffix(".py")
-    room = path.parts[1] if file.startswith(("csrc/embedding", "csrc/planner")) else room
+    room = {"csrc/embedding": "embedding", "csrc/planner": "espresso"}.get("/".join(path.parts[:2]), room)
+    room = path.parts[2] if room == "papers" else room
 
     def distance(test: str) -> tuple[object, ...]:
         parts = PurePosixPath(test).parts

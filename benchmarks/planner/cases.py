@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvd_compress.papers.espresso.bench.testbeds import TESTBEDS, WORK, compressor, system
 from hvd_compress.papers.espresso.baselines import POLICIES, upper_bound
+from hvd_compress.papers.espresso.bench.testbeds import TESTBEDS, WORK, compressor, system
 from hvd_compress.papers.espresso.espresso import near_optimal
 from hvd_compress.papers.espresso.planning import plan
 from hvd_compress.papers.espresso.problem import Problem

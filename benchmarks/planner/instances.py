@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hvd_compress.papers.espresso.bench.testbeds import WORK, compressor
 from hvd_compress.papers.espresso.baselines import BYTEPS_COMPRESS, HITOPKCOMM, POLICIES, brute_force
+from hvd_compress.papers.espresso.bench.testbeds import WORK, compressor
 from hvd_compress.papers.espresso.espresso import algorithm1, espresso, near_optimal
 from hvd_compress.papers.espresso.options import UNCOMPRESSED, Constraints
 from hvd_compress.papers.espresso.problem import Problem

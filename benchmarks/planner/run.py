@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 TEXT = """\
 # Plans beside the optimum, other policies and Upper Bound
 
-Take from here what a plan of `hvd_compress.papers.espresso` is worth. All is predicted: F, the time of a backward pass with all
+Take from here what a plan of `plan make` is worth. All is predicted: F, the time of a backward pass with all
 synchronisation, by the planner's timeline; nothing ran on a GPU. [docs/planner.md](../../docs/planner.md) says what the
 policies are.
 

@@ -10,7 +10,7 @@ from hvd_compress.native.module import FLOATS
 
 
 def decode_plan(layout: Layout) -> DecodePlan:
-    """Return the plan of native.attention.decode_attention() for the rows of a layout with groups."""
+    """Return the plan of kernels.decode_attention() for the rows of a layout with groups."""
     asked: list[list[int]] = [[] for _ in layout.key_rows]
     of_place: list[tuple[int, int, int]] = []
     for group in layout.groups:

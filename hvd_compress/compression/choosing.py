@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,7 @@ from hvd_compress.policies import Auto, Covap, Flexible, PlanFile
 from hvd_compress.policies.auto.quality import QUALITIES, Quality, checked
 from hvd_compress.policies.covap import DEFAULT_INTERVAL
 from hvd_compress.policies.flexible.settings import GAIN_CHANGE, HIGH, LOW
+from hvd_compress.policies.per_bucket import PerBucket
 from hvd_compress.request.request import Request
 
 SAMPLE = Layout.of((1024, 1024))
@@ -172,6 +173,29 @@ class Choosing:
                 it does not fit the model, the number of ranks or the engine.
         """
         return Request(Cast(), engine=engine, policy=PlanFile.read(path))
+
+    @staticmethod
+    def per_bucket(choose: Callable[[Layout], Request], *, engine: str = "auto") -> Request:
+        """Send each bucket as a function says: by size, by the names of its parameters, or by dtype.
+
+            def choose(layout):
+                return Compression.int4() if layout.numel >= 1_000_000 else Compression.dense()
+
+        It is asked for each parameter by itself, once: hvd_compress.torch puts those into one bucket of which it says
+        the same. A bucket whose parameters agree travels as they do; of others, such as DDP's, it is asked itself.
+
+        Args:
+            choose: takes a layout, which has `names`, `shapes`, `dtype`, `numel` and `nbytes`, and returns what another
+                function of `Compression` returns whose every step is alike. It must say the same on every rank.
+            engine: as topk().
+
+        Raises:
+            ConfigError: it cannot be called. In the first step, on every rank: it fails, returns something else, or
+                differs between ranks.
+        """
+        if not callable(choose):
+            raise ConfigError(f"choose = {choose!r} cannot be called: pass a function that takes a layout")
+        return Request(Cast(), engine=engine, policy=PerBucket(choose))
 
     @staticmethod
     def of(

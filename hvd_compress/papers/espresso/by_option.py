@@ -27,9 +27,9 @@ NEEDED = {"reduce": ("reduce_scatter", "gather")}
 class ByOption(Scheme):
     """Carries out an option of the decision tree of Espresso (Wang et al. 2023, section 4.2), which names the path.
 
-    `schemes.tree.walk` says what its tasks are, and what each rank holds between them. Tensors travel in fp32, and in
+    `tree.walk` says what its tasks are, and what each rank holds between them. Tensors travel in fp32, and in
     the gradient's dtype where a last collective brings the result to all. A reduce is a reduce-scatter and a gather of
-    the shards. `schemes.tree.exchange` carries one out, and `schemes.tree.feedback` says who remembers what a
+    the shards. `tree.exchange` carries one out, and `tree.feedback` says who remembers what a
     compression loses.
     """
 
