@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
-from hvd_compress.cli import descendants
+from hvd_compress.cli.programs import run_program
 from hvd_compress.errors import ConfigError, PlanError
 from hvd_compress.settings import DEFAULT_CCR_STEPS, DEFAULT_PROFILE_STEPS, MOST_STEPS
 
-POLL_S = 0.2
-"""How often --stop looks whether the profile is complete."""
-END_S = 60.0
-"""How long a command that was told to end may take."""
 NOT_SEEN = (
     "no optimizer of hvd_compress.torch with a compression of this package, and no model after hvd_compress.ddp's "
     "compress(), has begun to exchange gradients. Where ranks run on other hosts, mpirun passes variables with -x "
@@ -175,49 +169,6 @@ class Files:
         except OSError:
             return None
         return found.st_mtime_ns, found.st_ino
-
-
-def run_program(
-    program: Sequence[str], environment: Mapping[str, str], complete: Callable[[], bool], stop: bool
-) -> tuple[int, bool]:
-    """Run a program to its end, or until what it is to find is complete.
-
-    Returns its exit code, and whether it was stopped. Raises ConfigError where it cannot be started.
-    """
-    try:
-        process = subprocess.Popen(program, env=environment)
-    except OSError as error:
-        raise ConfigError(f"cannot run {program[0]!r}: {error.strerror}") from None
-    with _ended(process):
-        while True:
-            try:
-                status = process.wait(POLL_S if stop else None)
-                return (status if status >= 0 else 128 - status), False
-            except subprocess.TimeoutExpired:
-                if complete():
-                    return 0, True
-
-
-@contextmanager
-def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Behind the block the process and what it started have ended, whatever ends this one. Ctrl-C reaches them."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        yield
-    except KeyboardInterrupt:
-        process.wait()
-        sys.exit(128 + signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        if process.poll() is None:
-            started = descendants.below(process.pid)
-            process.terminate()
-            try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            descendants.end(started, END_S)
 
 
 def _print(folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from hvd_compress.cli.profile import run_program
+from hvd_compress.cli.programs import run_program
 from hvd_compress.policies.covap_auto import LONGEST_INTERVAL, interval_of
 
 NOT_SEEN = (
