@@ -61,7 +61,12 @@ __all__ = [
     "state_dict",
 ]
 
+if not _TYPE_CHECKING:
+    __all__ = _guests.offered(__all__)
 
-def __getattr__(name: str) -> _Any:
-    """Import what a guest brings, when it is named."""
-    return _guests.attribute(__name__, name)
+    def __getattr__(name: str) -> _Any:
+        """Import what a guest brings, when it is named."""
+        return _guests.attribute(__name__, name)
+
+    def __dir__() -> list[str]:
+        return [*globals(), *__all__]

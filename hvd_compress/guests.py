@@ -7,7 +7,7 @@ of the module of its name in the guest's folder `cli`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ GUESTS = (
             "plan compare": "Compare a run's timeline with what its plan predicts.",
             "plan count-options": "Print how many options the planner's tree has.",
             "plan options": "List the options of the planner's tree.",
-            "bench planner": "Time planning beside the times of Espresso's paper.",
+            "bench planner": "Time the planner, next to the times of Espresso's paper.",
         },
         {"@": "by_option:ByOption"},
     ),
@@ -136,3 +136,9 @@ def attribute(module: str, name: str) -> Any:
                 return guest.named(guest.names[name])
             raise AttributeError(f"{module}.{name} {guest.missing}")
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def offered(names: Sequence[str]) -> list[str]:
+    """Return names of a public module without those of guests that are not here."""
+    gone = {name for guest in GUESTS if not guest.is_here for name in guest.names}
+    return [name for name in names if name not in gone]

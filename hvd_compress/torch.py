@@ -46,7 +46,12 @@ __all__ = [
 ]
 __all__ += [name for name in dir(_horovod) if not name.startswith("_") and name not in __all__]
 
+if not _TYPE_CHECKING:
+    __all__ = _guests.offered(__all__)
 
-def __getattr__(name: str) -> _Any:
-    """Import what a guest brings, when it is named."""
-    return _guests.attribute(__name__, name)
+    def __getattr__(name: str) -> _Any:
+        """Import what a guest brings, when it is named."""
+        return _guests.attribute(__name__, name)
+
+    def __dir__() -> list[str]:
+        return [*globals(), *__all__]

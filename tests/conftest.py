@@ -64,6 +64,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
+    assert not (item.get_closest_marker("level1") and item.get_closest_marker("level2")), (
+        f"{item.nodeid} is of both levels"
+    )
     for level in ("level1", "level2"):
         if item.get_closest_marker(level) is not None:
             assert may_hold(level, item.path), f"{item.path} is not read for a mark that stands elsewhere"

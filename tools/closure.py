@@ -131,10 +131,9 @@ class Checkout:
         _add(found, dict.fromkeys(self._folders.get(SITE.get(file, ""), ()), False))
         words = {word for text in texts for word in text.split()}
         if CLI + "main.py" in found or "hvd-compress" in words:
-            _add(
-                found,
-                dict.fromkeys((file for file in self._commands if file.split("/")[-1][:-3] in {"main", *words}), True),
-            )
+            commands = {"main", *(word.replace("-", "_") for word in words)}
+            named = (each for each in self._commands if posixpath.basename(each)[:-3] in commands)
+            _add(found, dict.fromkeys(named, True))
         if LAUNCH in found:
             ends = tuple(f"{PROGRAMS}{word}.py" for word in words)
             _add(found, dict.fromkeys((each for each in self._folders["tests"] if each.endswith(ends)), True))

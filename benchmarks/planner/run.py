@@ -46,7 +46,7 @@ policies are.
 ## Beside other policies and Upper Bound
 
 {count} cases: {models} traces, {compressors} compressors at 1 %, two testbeds, {gpus} GPUs, 8 a host.
-Times of compression and networks: `hvd_compress/bench/testbeds.py`, each number with its source. Those of compression
+Times of compression and networks: `espresso/bench/testbeds.py`, each number with its source. Those of compression
 are a roofline of a V100 and of two Xeon 8260, and alphas are assumed: the paper states neither. Links carry what they
 promise, and nothing else. FP32 comes to other scaling factors than in the paper's Table 1 (in brackets), with 64 GPUs:
 {links}.

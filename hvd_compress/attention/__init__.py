@@ -29,9 +29,13 @@ _MODULES = {
     "remove": "adapter",
 }
 
+if not TYPE_CHECKING:
 
-def __getattr__(name: str) -> Any:
-    """Import what is named: the help of `hvd-compress chai` needs neither torch nor transformers."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        """Import what is named: the help of `hvd-compress chai` needs neither torch nor transformers."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+    def __dir__() -> list[str]:
+        return [*globals(), *_MODULES]

@@ -14,12 +14,12 @@ from hvd_compress.errors import HvdCompressError, shortened
 # Each name is a module here that holds the command as `command`. Guests have more.
 COMMANDS = {
     "doctor": "List what is installed, and say whether training can run.",
-    "bench": "Measure what this machine does: kernels, compressors, planner.",
+    "bench": "Measure what this machine does, such as kernels and compressors.",
     "list": "List the compressions: kind, bits an element, source, schemes.",
     "choose": "Predict by formulas which collective is fastest for a bucket.",
     "probe": "Measure this job's network, under mpirun: alpha, beta, curves.",
     "profile": "Run a training, and record what the planner needs.",
-    "plan": "Make, check and draw a plan for Compression.plan().",
+    "plan": "Check a plan for Compression.plan(), or make one.",
     "report": "Draw how buckets travelled and why, from a log.",
     "timeline": "Draw one step from a trace: what hides behind what.",
 }

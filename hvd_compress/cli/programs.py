@@ -14,7 +14,7 @@ from hvd_compress.errors import ConfigError
 POLL_S = 0.2
 """How often it is looked whether what a program is to find is complete."""
 END_S = 60.0
-"""How long a program that was told to end may take."""
+"""How long a program that was asked to end may take."""
 
 
 def run_program(
@@ -40,7 +40,7 @@ def run_program(
 
 @contextmanager
 def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Behind the block the process and what it started have ended, whatever ends this one. Ctrl-C reaches them."""
+    """After the block the process and what it started have ended, whatever ends this one. Ctrl-C reaches them."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield

@@ -24,8 +24,10 @@ class Group(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command of its own, or of a guest, which is imported now; None without."""
-        own = super().get_command(ctx, cmd_name)
-        return own or guests.command(f"{self.words} {cmd_name}".strip()) if cmd_name else own
+        if cmd_name in guests.commands(self.words):
+            command: click.Command = guests.command(f"{self.words} {cmd_name}".strip())
+            return command
+        return super().get_command(ctx, cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -137,7 +137,7 @@ class Choosing:
         asked = Request(Cast()) if sent is None else sent
         if not isinstance(asked, Request) or asked.policy is not None or not asked.feedback.keeps_all:
             raise ConfigError(
-                f"sent = {told(sent)} must be a compression whose every step is alike, such as int8(); how error "
+                f"sent = {described(sent)} must be a compression whose every step is alike, such as int8(); how error "
                 "feedback grows is covap's own feedback="
             )
         schedule = ALL_BACK
@@ -226,7 +226,7 @@ class Choosing:
         return Request(compressor, scheme, algorithm, engine, device)
 
 
-def told(level: object) -> str:
+def described(level: object) -> str:
     """Return in words what was given as a compression that does not choose by itself."""
     if not isinstance(level, Request):
         return repr(level)

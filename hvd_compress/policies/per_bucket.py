@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part
 from hvd_compress.engines.base import Engine
@@ -52,7 +53,9 @@ class PerBucketPolicy(DecisionPolicy):
         super().prepare(engine, parameters)
         found = self._agreed(parameters, engine)
         self._by_name = {layout.names[0]: request for layout, request in zip(parameters, found, strict=True)}
-        for layout in parameters:
+        for layout, request in zip(parameters, found, strict=True):
+            if request.algorithm != "auto" and request.verb is not None:
+                engine.require(request.verb, request.algorithm)
             self._decide(layout)
         if self.measuring_s is not None:
             pairs = zip(found, parameters, strict=True)
@@ -76,7 +79,7 @@ class PerBucketPolicy(DecisionPolicy):
     def _of_parameters(self, layout: Layout) -> Request | None:
         """Return what is said of each parameter of a bucket; None where that differs."""
         first, *others = (self._by_name[name] for name in layout.names)
-        return first if all(other == first for other in others) else None
+        return first if all(repr(other) == repr(first) for other in others) else None
 
     def _decide(self, layout: Layout, asked: Request | None = None) -> Decision:
         request = asked or self._of_parameters(layout)
@@ -116,10 +119,10 @@ def _chosen(choose: Choose, layout: Layout) -> Request:
             f"choose() of Compression.per_bucket() has failed for {layout.called}: {type(error).__name__}: {error}"
         ) from error
     is_alike = isinstance(found, Request) and found.policy is None and found.feedback.keeps_all
-    if not is_alike or found.compressor.sends_momentum:
+    if not is_alike or found.compressor.refuses_momentum(0.9, adapts=True) or len(schemes.meanings(found.scheme)) > 1:
         raise ConfigError(
             f"choose() of Compression.per_bucket() returns {found!r} for {layout.called}: it must be a compression of "
-            "gradients whose every step is alike, such as Compression.int4() or dense()"
+            "gradients, without a momentum, whose every step is alike, such as Compression.int4() or dense()"
         )
     if found.engine != "auto":
         raise ConfigError(

@@ -23,8 +23,6 @@ from hvd_compress.netlab.schedule import Change
 from tests.jobs.launch import CHECKOUT
 
 PROGRAMS = Path(__file__).parent / "programs"
-pytestmark = pytest.mark.level2
-
 LIMIT_S = 600.0
 CROSSING = [sys.executable, str(PROGRAMS / "crossing.py")]
 PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -116,6 +114,7 @@ def test_a_job_crosses_the_network(lab: Lab) -> None:
     assert lab.status().lost_frames == 0
 
 
+@pytest.mark.level2
 def test_schemes_that_heed_hosts_train() -> None:
     """Two ranks a host: what crosses the network are the payloads of one of them."""
     schemes = ("hierarchical", "hierarchical-within", "hierarchical-both", "hitopk", "parameter-server")
@@ -128,6 +127,7 @@ def test_schemes_that_heed_hosts_train() -> None:
     assert sorted(found) == sorted((str(r), scheme, *["True"] * 3) for r in range(4) for scheme in schemes), job.stdout
 
 
+@pytest.mark.level2
 def test_plain_sockets_cross_it_too(lab: Lab) -> None:
     figures = measure(lab, seconds=4.0)
     assert figures.idle_latency_s >= 0.020
@@ -136,27 +136,32 @@ def test_plain_sockets_cross_it_too(lab: Lab) -> None:
     assert all(0 < rate < 1.2 * 12.5e6 for rate in figures.bytes_per_s)
 
 
+@pytest.mark.level2
 def test_the_exit_code_is_the_jobs(lab: Lab) -> None:
     assert run(lab, "sh", "-c", "exit $((OMPI_COMM_WORLD_RANK == 1 ? 7 : 0))").returncode == 7
 
 
+@pytest.mark.level2
 def test_jobs_that_end_at_once(lab: Lab) -> None:
     """Open MPI's launcher alone misses the end of one such job in ten or so, and hangs."""
     assert [run(lab, "true").returncode for _ in range(10)] == [0] * 10
 
 
+@pytest.mark.level2
 def test_a_program_that_is_not_there(lab: Lab) -> None:
     job = run(lab, "no-such-program")
     assert job.returncode == 127
     assert "cannot run no-such-program" in job.stdout
 
 
+@pytest.mark.level2
 def test_a_job_that_takes_too_long_is_ended(lab: Lab) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         lab.run(["sleep", "1000"], timeout_s=1.0, **PIPES)
     assert run(lab, "true").returncode == 0
 
 
+@pytest.mark.level2
 def test_the_network_changes_while_a_job_runs(lab: Lab) -> None:
     with Lab(2, "0ms", "100mbit", slots=1) as fast:
         job = fast.start([*CROSSING, "until", "0.05"], **PIPES)
@@ -169,6 +174,7 @@ def test_the_network_changes_while_a_job_runs(lab: Lab) -> None:
     assert lab.status().links == 3 * (Link.parse("20ms", "100mbit"),)  # which ran beside it
 
 
+@pytest.mark.level2
 def test_a_job_may_change_its_own_network(lab: Lab) -> None:
     before = lab.status().links
     script = "[ $OMPI_COMM_WORLD_RANK = 1 ] || exec $0 netlab set --bandwidth 50mbit"
@@ -179,6 +185,7 @@ def test_a_job_may_change_its_own_network(lab: Lab) -> None:
     assert lab.status().links == before
 
 
+@pytest.mark.level2
 def test_a_schedule_is_followed(lab: Lab) -> None:
     slow = Link.parse("30ms", "80mbit")
     schedule = Schedule("epoch", (Change(0, Link.parse("25ms", "90mbit")), Change(2, slow)))
@@ -190,12 +197,14 @@ def test_a_schedule_is_followed(lab: Lab) -> None:
     lab.set("20ms", "100mbit")
 
 
+@pytest.mark.level2
 def test_set_for_a_host_that_is_not_there(lab: Lab) -> None:
     for host in (0, 4):
         with pytest.raises(ConfigError, match="hosts 1 to 3"):
             lab.set(latency="1ms", host=host)
 
 
+@pytest.mark.level2
 @pytest.mark.parametrize(("linux_tcp", "expected"), [(False, ["0", "initcwnd 10000"]), (True, ["1", "congctl cubic"])])
 def test_tcp_leaves_lines_the_bottleneck_or_is_linuxs(linux_tcp: bool, expected: list[str]) -> None:
     look = "cat /proc/sys/net/ipv4/tcp_slow_start_after_idle; ip route | grep -o 'initcwnd [0-9]*\\|congctl [a-z]*'"
@@ -203,6 +212,7 @@ def test_tcp_leaves_lines_the_bottleneck_or_is_linuxs(linux_tcp: bool, expected:
         assert said(made, "sh", "-c", look) == expected
 
 
+@pytest.mark.level2
 def test_a_host_has_a_core_for_itself() -> None:
     cores = sorted(os.sched_getaffinity(0))
     look = "import os; print(os.uname().nodename.rpartition('-')[2], sorted(os.sched_getaffinity(0)))"
@@ -212,6 +222,7 @@ def test_a_host_has_a_core_for_itself() -> None:
         Lab(len(cores) + 1, "1ms", "1gbit", own_cores=True)
 
 
+@pytest.mark.level2
 def test_what_is_lost_on_the_lines_is_sent_again() -> None:
     with Lab(2, "1ms", "100mbit", loss=0.02, jitter="1ms") as made:
         assert said(made, sys.executable, "-c", SUM) == ["1000000", "1000000"]
@@ -220,11 +231,13 @@ def test_what_is_lost_on_the_lines_is_sent_again() -> None:
         Lab(2, "1ms", "100mbit", loss=1.0)
 
 
+@pytest.mark.level2
 def test_two_labs_of_one_name(lab: Lab) -> None:
     with pytest.raises(ConfigError, match="is running already"):
         Lab(1, "1ms", "1gbit", name=lab.name)
 
 
+@pytest.mark.level2
 def test_the_relay_is_killed() -> None:
     name = f"killed-{os.getpid()}"
     with Lab(2, "1ms", "1gbit", name=name) as lab:
@@ -240,6 +253,7 @@ def test_the_relay_is_killed() -> None:
     check_nothing_is_left(name)
 
 
+@pytest.mark.level2
 def test_an_interrupt_while_a_lab_starts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Relay] = []
 
@@ -254,6 +268,7 @@ def test_an_interrupt_while_a_lab_starts_leaves_nothing(monkeypatch: pytest.Monk
     assert started[0].name not in running()
 
 
+@pytest.mark.level2
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
 )
@@ -270,6 +285,7 @@ def test_the_launcher_is_ended(number: signal.Signals, status: int) -> None:
     check_nothing_is_left(name)
 
 
+@pytest.mark.level2
 def test_from_the_command_line() -> None:
     process = cli("run", *LAB, "--slots", "2", "--", "sh", "-c", "echo rank $OMPI_COMM_WORLD_RANK; exit 5")
     output, _ = process.communicate(timeout=LIMIT_S)

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from hvd_compress import guests
+from hvd_compress.cli.main import main
 from hvd_compress.compression import Compression
 from hvd_compress.guests import GUESTS
 from tools.imports import imports_of
@@ -39,8 +41,11 @@ def test_nothing_else_imports_a_guest(folder: str) -> None:
 
 def test_the_table_names_what_is_there() -> None:
     for guest in HERE:
-        for words in guest.commands:
+        for words, does in guest.commands.items():
             assert guests.command(words).help
+            *group, _ = words.split()
+            said = " ".join(CliRunner().invoke(main, [*group, "--help"], terminal_width=200).output.split())
+            assert does in said, words
         for name in guest.compressions:
             assert getattr(Compression, name).__doc__
         for name in guest.names:
@@ -90,6 +95,7 @@ def test_the_core_does_without(tmp_path: Path) -> None:
             asked = run(place, COMMAND, *words.split())
             assert asked.returncode == 2
             assert f"comes with hvd_compress/{guest.folder}, which is not part" in asked.stderr
+    assert run(place, "import alone; from hvd_compress.ddp import *; assert 'compress' in dir()").returncode == 0
     for guest in HERE:
         for name in guest.compressions:
             told = run(place, f"import alone; from hvd_compress.compression import Compression; Compression.{name}")

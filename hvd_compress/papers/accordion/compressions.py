@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hvd_compress.compression.choosing import SAMPLE, told
+from hvd_compress.compression.choosing import SAMPLE, described
 from hvd_compress.errors import ConfigError
 from hvd_compress.papers.accordion.policy import Accordion
 from hvd_compress.request.request import Request
@@ -30,7 +30,7 @@ class Switching:
         `low` until two epochs have been compared, and from a decay of the learning rate until the next comparison.
         Residuals, and the warm start of powersgd, go on. Sums take 4 bytes an element.
 
-        A program says at the end of each epoch `optimizer.end_epoch()`, or under DDP `hc.end_epoch(model)`, behind the
+        A program says at the end of each epoch `optimizer.end_epoch()`, or under DDP `hc.end_epoch(model)`, after the
         step of a learning-rate scheduler; where it never does, all is sent by `low`. A rate has decayed where it falls
         to half or less from one epoch to the next; under DDP hc.follow_learning_rate(model, optimizer) shows it.
 
@@ -50,8 +50,8 @@ class Switching:
         for name, level in (("low", low), ("high", high)):
             if not isinstance(level, Request) or level.policy is not None:
                 raise ConfigError(
-                    f"{name} = {told(level)} must be a compression of this package whose every step is alike, such as "
-                    "topk(0.1), or dense() in the place of none"
+                    f"{name} = {described(level)} must be a compression of this package whose every step is alike, "
+                    "such as topk(0.1), or dense() instead of none"
                 )
         if type(low.compressor) is not type(high.compressor):
             raise ConfigError(

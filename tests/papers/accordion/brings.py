@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hvd_compress.compression import Compression
+from hvd_compress.papers.accordion.compressions import Switching
 
-REMEMBERING = {"accordion": Compression.accordion(Compression.powersgd(2), Compression.powersgd(1), epoch_steps=9)}
+REMEMBERING = {"accordion": Switching.accordion(Compression.powersgd(2), Compression.powersgd(1), epoch_steps=9)}
 """Compressions with something to remember beside a residual, by name."""

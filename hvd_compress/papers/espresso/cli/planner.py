@@ -31,7 +31,7 @@ TENSORS = 314
 """The bound of a timeline is for models of up to this number of tensors."""
 
 
-@click.command(short_help="Time the planner, beside the times of Espresso's paper.")
+@click.command(short_help="Time the planner, next to the times of Espresso's paper.")
 @click.option(
     "--traces",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -48,8 +48,8 @@ def command(traces: Path | None, name: str, testbed: str, gpus: int, rounds: int
     Selection is Algorithm 1 with the options of one device, 174 of them; offloading is Algorithm 2, which moves
     compression to the CPU. A timeline is F of one strategy. Set-up makes the prices of all 4341 options; the first one
     of a process makes the options, too. Compressors and networks are the paper's, by numbers in
-    hvd_compress/bench/testbeds.py. Bounds are a fifth of the paper's selection (of LSTM half), the paper's offloading,
-    and 20 us for the timeline of up to 314 tensors; what exceeds one is named below the tables.
+    hvd_compress/papers/espresso/bench/testbeds.py. Bounds are a fifth of the paper's selection (of LSTM half), the
+    paper's offloading, and 20 us for the timeline of up to 314 tensors; what exceeds one is named below the tables.
     """
     models = _models(traces)
     bed, compression = system(testbed, gpus), compressor(name)
