@@ -19,6 +19,7 @@ from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import SHAPES, gradient, make_parameters
 
+DENSE = hc.Compression.dense()
 REQUESTS = {
     "topk": hc.Compression.topk(0.05),
     "star": hc.Compression.topk(0.05, "star"),
@@ -42,6 +43,7 @@ REQUESTS = {
     "half": hc.Compression.half(),
     "none": hc.Compression.none,
     "dense": hc.Compression.dense(),
+    "per_bucket": hc.Compression.per_bucket(lambda each: hc.Compression.int4() if each.numel > 500 else DENSE),
 }
 """All that can be asked for."""
 
