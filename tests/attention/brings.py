@@ -17,3 +17,20 @@ LOADING = "adapter attend cache families finding layer loading losses projection
 BENCH = ("measuring", "models", "plot")
 NEEDING = [f"hvd_compress.attention.{name}" for name in (*LOADING.split(), *map("bench.{}".format, BENCH))]
 """What needs transformers as soon as it is imported."""
+
+ALLOWED = {
+    "attention": {
+        "attention",
+        "bench",
+        "cli",
+        "errors",
+        "extras",
+        "native",
+        "schema",
+        "timeline.drawing",
+    }
+}
+"""What the modules of this guest may import of the package."""
+
+OPTIONS = [25]
+"""Its commands have more options."""

@@ -35,3 +35,16 @@ def _write(folder: Path) -> None:
 
 FILES = [_write]
 """What writes these files as they should be."""
+
+ALLOWED = {
+    "netlab": {
+        "cli",
+        "errors",
+        "netlab",
+        "units",
+    }
+}
+"""What the modules of this guest may import of the package."""
+
+OPTIONS = [19]
+"""Its commands have more options."""

@@ -10,6 +10,7 @@ import pytest
 from hvd_compress import compressors, schemes
 from hvd_compress.extras import PACKAGES
 from hvd_compress.guests import GUESTS
+from tests.brought import brought
 from tools.imports import imports_of
 
 PACKAGE = Path(__file__).parents[2] / "hvd_compress"
@@ -145,6 +146,7 @@ ALLOWED = {
         "timeline",
         "warned",
     },
+    **dict(brought("ALLOWED")),
 }
 """What the modules of a room may import of this package."""
 
@@ -152,7 +154,7 @@ FRONT = {"__init__", "cli", "compression", "ddp", "front", "fsdp", "integrations
 """Front ends, and what users call: they see everything."""
 
 GUEST_ROOMS = {guest.folder.partition("/")[0] for guest in GUESTS}
-"""They see all of the core; tests/unit/test_guests.py holds that nothing sees them."""
+"""What they see, their tests bring; tests/unit/test_guests.py holds that nothing sees them."""
 
 FRAMEWORKS = {
     "horovod": {"torch.py", "front/horovod", "engines/horovod.py", "engines/select.py", "cli"},

@@ -7,3 +7,22 @@ from hvd_compress.papers.accordion.compressions import Switching
 
 REMEMBERING = {"accordion": Switching.accordion(Compression.powersgd(2), Compression.powersgd(1), epoch_steps=9)}
 """Compressions with something to remember beside a residual, by name."""
+
+ALLOWED = {
+    "papers/accordion": {
+        "papers.accordion",
+        "buckets.layout",
+        "buckets.plan",
+        "compression.choosing",
+        "engines.base",
+        "engines.launch",
+        "errors",
+        "events.recorder",
+        "feedback.states",
+        "front.launched",
+        "policies",
+        "request",
+        "settings",
+    }
+}
+"""What the modules of this guest may import of the package."""

@@ -91,3 +91,34 @@ OPTIONS = (
 _carried = [name for name, each in COMPRESSORS.items() if each.compresses and ByOption.carries(each)]
 DECODERS = [(name, OPTIONS[number % len(OPTIONS)]) for number, name in enumerate(_carried)]
 """(compressor, scheme): whatever unpacks what another rank has packed."""
+
+ALLOWED = {
+    "papers/espresso": {
+        "bench",
+        "buckets.layout",
+        "cli",
+        "compression.named",
+        "compressors",
+        "cost",
+        "engines.base",
+        "engines.layout",
+        "engines.names",
+        "errors",
+        "extras",
+        "feedback.states",
+        "native",
+        "papers.espresso",
+        "payload",
+        "policies.plan_schema",
+        "policies.plan_settings",
+        "profiler",
+        "schema",
+        "schemes",
+        "timeline",
+        "units",
+    }
+}
+"""What the modules of this guest may import of the package."""
+
+OPTIONS = [40]
+"""Its commands have more options."""

@@ -50,3 +50,25 @@ def _beyond(number: str) -> list[list[str]]:
 
 
 BEYOND = [_beyond]
+
+ALLOWED = {
+    "papers/utility": {
+        "buckets.layout",
+        "cli",
+        "compression.named",
+        "compressors",
+        "cost.formulas",
+        "errors",
+        "extras",
+        "papers.utility",
+        "policies.plan_settings",
+        "profiler",
+        "profiler.profiles",
+        "schemes",
+        "units",
+    }
+}
+"""What the modules of this guest may import of the package."""
+
+OPTIONS = [15]
+"""Its commands have more options."""

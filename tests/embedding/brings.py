@@ -1,0 +1,19 @@
+"""What the tests of embedding tables bring to those of the core."""
+
+from __future__ import annotations
+
+ALLOWED = {
+    "embedding": {
+        "embedding",
+        "engines.base",
+        "engines.leave",
+        "engines.select",
+        "engines.torch_timeout",
+        "errors",
+        "native.module",
+        "session.worker",
+        "settings",
+        "warned",
+    }
+}
+"""What the modules of this guest may import of the package."""
