@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import os
 import re
 import shutil
@@ -162,6 +163,8 @@ class Copy:
         for name, content in files.items():
             (self.folder / name).unlink()  # a library that a process still uses cannot be written to
             (self.folder / name).write_bytes(content)
+            if name.endswith(".py"):  # bytecode counts as current for any source of its size and second
+                Path(importlib.util.cache_from_source(str(self.folder / name))).unlink(missing_ok=True)
 
     def _pytest(self, tests: Sequence[str], options: Sequence[str], limit_s: float, fault: Fault) -> Ran:
         deselected = [word for test in list(self.left_out) for word in ("--deselect", test)]
