@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
-from hvd_compress import metrics
+from hvd_compress import of
 from hvd_compress.integrations.accelerate import Compression, compress
 
 
@@ -53,7 +53,7 @@ for number, batch in zip(numbers, accelerator.skip_first_batches(loader, acceler
         optimizer.step()
         optimizer.zero_grad()
     if number % 20 == 1:
-        accelerator.print(f"step {number // 2 + 1}: loss {loss.item():.3f}", metrics(model))
+        accelerator.print(f"step {number // 2 + 1}: loss {loss.item():.3f}", of(model).metrics())
 if options.folder:
     accelerator.save_state(options.folder)
 accelerator.end_training()

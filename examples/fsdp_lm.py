@@ -53,6 +53,6 @@ for step in range(STEPS):
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     if dist.get_rank() == 0 and (step + 1) % 10 == 0:
-        sent = hc.last_step(model).sent_bytes / hc.last_step(model).dense_bytes
+        sent = hc.of(model).last_step.sent_bytes / hc.of(model).last_step.dense_bytes
         print(f"step {step + 1}: loss {loss.item():.3f}, {sent:.3f} of uncompressed bytes", flush=True)
 dist.destroy_process_group()

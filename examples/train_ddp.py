@@ -50,15 +50,15 @@ class DistributedModel:
 
     @property
     def last_step(self) -> Any:
-        return hc.last_step(self.model)
+        return hc.of(self.model).last_step
 
     @property
     def decisions(self) -> Mapping[tuple[str, ...], Any]:
-        return hc.decisions(self.model)
+        return hc.of(self.model).decisions
 
     @property
     def controller(self) -> Any:
-        return hc.controller(self.model)
+        return hc.of(self.model).controller
 
 
 def start(device: str) -> Ranks:

@@ -52,19 +52,22 @@ class DistributedModel:
             self.optimizer.step()
         return loss
 
-    # Horovod's own compressions have none of these.
+    @property
+    def _handle(self) -> Any:
+        """Horovod's own compressions have none."""
+        return hvd.of(self.optimizer) if hasattr(self.optimizer, "handle") else None
 
     @property
     def last_step(self) -> Any:
-        return getattr(self.optimizer, "last_step", None)
+        return self._handle and self._handle.last_step
 
     @property
     def decisions(self) -> Mapping[tuple[str, ...], Any]:
-        return getattr(self.optimizer, "decisions", {})
+        return self._handle.decisions if self._handle else {}
 
     @property
     def controller(self) -> Any:
-        return getattr(self.optimizer, "controller", None)
+        return self._handle and self._handle.controller
 
 
 def start(device: str) -> Ranks:

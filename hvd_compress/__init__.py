@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from hvd_compress import fsdp as fsdp
     from hvd_compress import native as native
     from hvd_compress import torch as torch
+    from hvd_compress.front.handle import Handle
 
 __version__ = "0.1.0"
 """The release, which ranks compare when they meet."""
 
-__all__ = ["__version__", "metrics", "patch_horovod"]
+__all__ = ["__version__", "of", "patch_horovod"]
 
 _PUBLIC_MODULES = ("ddp", "errors", "fsdp", "native", "torch")
 
@@ -25,6 +26,8 @@ def __getattr__(name: str) -> ModuleType:
     """Import a public module when it is first named: `hvd_compress.native.topk(...)` needs no import of its own."""
     if name in _PUBLIC_MODULES:
         return importlib.import_module(f"{__name__}.{name}")
+    if name == "metrics":
+        raise AttributeError("hvd_compress.metrics is hvd_compress.of(...).metrics now")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -35,15 +38,10 @@ def patch_horovod() -> None:
     patch()
 
 
-def metrics(trained: Any) -> dict[str, float]:
-    """Return the figures of the last step of a compressed training, for any logger; empty before the first step.
+def of(trained: Any) -> Handle:
+    """Return the handle of a compressed training, which has all that there is to ask of it and to tell it.
 
-    "sent_bytes" and "dense_bytes" (mean over ranks, and the same without compression: of a ring allreduce, or of a
-    reduce-scatter where FSDP's ranks own shards), "ratio" of the two, "wait_s", "compress_s", "communicate_s",
-    "decompress_s" (`StepReport`), "step", "finite" (1 or 0) and "nonfinite_steps"; "relative_error",
-    ||corrected - transmitted|| / ||corrected|| on this rank, of compressions with error feedback: it takes two or three
-    passes over gradients, and is measured in the step after each call, so the first call has none; and the share of
-    elements that travelled in each way, such as "decision/int4 alltoall-allgather". Nothing is communicated.
+    `of(model).last_step`, `of(optimizer).decisions`, `of(model).metrics()`, `of(model).save_plan(path)`.
 
     Args:
         trained: the optimizer that `DistributedOptimizer()` returned, or the model that `compress()` was called for.
@@ -51,6 +49,6 @@ def metrics(trained: Any) -> dict[str, float]:
     Raises:
         UsageError: it is not compressed.
     """
-    from hvd_compress.front.metrics import metrics as metrics_of
+    from hvd_compress.front.known import of as of_all
 
-    return metrics_of(trained)
+    return of_all(trained)

@@ -2,6 +2,7 @@
 
     model = DistributedDataParallel(model)
     hc.compress(model, hc.Compression.topk(0.01))
+    hc.of(model).last_step
 
 What compresses a momentum (Compression.momentum, Compression.demo) has its own optimizers in hvd_compress.optim:
 
@@ -13,26 +14,9 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from hvd_compress import guests as _guests
-from hvd_compress.front.ddp.api import (
-    Compression,
-    ccr,
-    compress,
-    controller,
-    decisions,
-    drop_step,
-    end_epoch,
-    follow_learning_rate,
-    follow_loss_scale,
-    gather_figures,
-    gathered_state_dict,
-    hook,
-    last_step,
-    load_gathered_state_dict,
-    load_state_dict,
-    profile_ccr,
-    save_plan,
-    state_dict,
-)
+from hvd_compress.front.ddp.api import Compression, compress, hook
+from hvd_compress.front.known import load_state_dict, of, state_dict
+from hvd_compress.front.known import moved as _moved
 from hvd_compress.session.report import StepReport
 
 if _TYPE_CHECKING:
@@ -42,22 +26,10 @@ __all__ = [
     "BatchSizeSchedule",
     "Compression",
     "StepReport",
-    "ccr",
     "compress",
-    "controller",
-    "decisions",
-    "drop_step",
-    "end_epoch",
-    "follow_learning_rate",
-    "follow_loss_scale",
-    "gather_figures",
-    "gathered_state_dict",
     "hook",
-    "last_step",
-    "load_gathered_state_dict",
     "load_state_dict",
-    "profile_ccr",
-    "save_plan",
+    "of",
     "state_dict",
 ]
 
@@ -66,6 +38,8 @@ if not _TYPE_CHECKING:
 
     def __getattr__(name: str) -> _Any:
         """Import what a guest brings, when it is named."""
+        if there := _moved(f"{__name__}.{name}", name):
+            raise AttributeError(there)
         return _guests.attribute(__name__, name)
 
     def __dir__() -> list[str]:

@@ -4,31 +4,25 @@ for block in model.blocks:
     fully_shard(block)
 fully_shard(model)
 hc.compress(model, hc.Compression.int4())
+hc.of(model).last_step
 
 On a mesh of two dimensions (HSDP) what replicas exchange is compressed, and what shards do is not: the inner dimension
 should lie within a host, where nothing needs to be.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 from hvd_compress.front.ddp.api import Compression
-from hvd_compress.front.fsdp.api import (
-    compress,
-    decisions,
-    drop_step,
-    follow_loss_scale,
-    last_step,
-    load_state_dict,
-    state_dict,
-)
+from hvd_compress.front.fsdp.api import compress
+from hvd_compress.front.known import load_state_dict, of, state_dict
+from hvd_compress.front.known import moved as _moved
 from hvd_compress.session.report import StepReport
 
-__all__ = [
-    "Compression",
-    "StepReport",
-    "compress",
-    "decisions",
-    "drop_step",
-    "follow_loss_scale",
-    "last_step",
-    "load_state_dict",
-    "state_dict",
-]
+__all__ = ["Compression", "StepReport", "compress", "load_state_dict", "of", "state_dict"]
+
+if not _TYPE_CHECKING:
+
+    def __getattr__(name: str) -> _Any:
+        """Say where a function of earlier versions is now."""
+        raise AttributeError(_moved(f"{__name__}.{name}", name) or f"module {__name__!r} has no attribute {name!r}")

@@ -23,6 +23,7 @@ from hvd_compress.front.horovod.compression import Compression
 from hvd_compress.front.horovod.distributed import DistributedOptimizer
 from hvd_compress.front.horovod.optimizer_state import broadcast_optimizer_state
 from hvd_compress.front.horovod.parameters import broadcast_parameters
+from hvd_compress.front.known import of
 from hvd_compress.session.report import StepReport
 
 _prepare()  # before hvd.init(): MPI reads it when it starts
@@ -42,6 +43,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "init",
+    "of",
     "synchronize",
 ]
 __all__ += [name for name in dir(_horovod) if not name.startswith("_") and name not in __all__]

@@ -69,7 +69,7 @@ def compare(model: str, kinds: list[str], count: int, length: int) -> str:
     for kind, each in taken.items():
         late = median([a / b for a, b in zip(own[count // 2 :], each[count // 2 :], strict=True)])
         rows.append([model, kind, ms(each), f"{sum(own) / sum(each):.3f}", f"{late:.3f}"])
-    reasons = dict.fromkeys(d.reason for d in trainings["auto"].optimizer.decisions.values())
+    reasons = dict.fromkeys(d.reason for d in hvd.of(trainings["auto"].optimizer).decisions.values())
     return f"{table(TITLES, rows, words=2)}\n\n{model}: {' / '.join(reasons)}\n"
 
 

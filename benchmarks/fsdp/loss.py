@@ -87,7 +87,7 @@ def train(run: Run) -> dict[str, Any]:
         optimizer.zero_grad()
         if (step + 1) % EVERY == 0:
             losses.append((step + 1, task.validation_loss(model)))
-    report = None if METHODS[run.method] is None else hc.last_step(model)
+    report = None if METHODS[run.method] is None else hc.of(model).last_step
     return {"losses": losses, "bits": None if report is None else 32 * report.sent_bytes / report.dense_bytes}
 
 

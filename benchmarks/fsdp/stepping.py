@@ -33,7 +33,7 @@ class Training:
     def sent_bytes(self) -> float:
         """Across hosts, in a step: of its own shard."""
         if self.compressed:
-            return float(hc.last_step(self.model).sent_bytes)
+            return float(hc.of(self.model).last_step.sent_bytes)
         return 4.0 * sum(parameter.to_local().numel() for parameter in self.model.parameters())
 
 

@@ -43,7 +43,7 @@ def how(model: nn.Module) -> dict[str, list[str]]:
     """Return by which schemes buckets travelled and where they were compressed, each once."""
     import hvd_compress.ddp as hc
 
-    decisions = hc.decisions(model).values()
+    decisions = hc.of(model).decisions.values()
     return {
         "scheme": sorted({f"{each.compressor} by {each.path}" for each in decisions}),
         "device": sorted({each.device for each in decisions}),
@@ -94,9 +94,9 @@ def ddp(device: torch.device, width: int) -> Found:
             "hidden": (compute_ms + exchange_ms - step_ms) / min(compute_ms, exchange_ms),
         }
         if name in COMPRESSIONS:
-            figures[name] |= {"sent_bytes": hc.last_step(training.model).sent_bytes, **how(training.model)}
+            figures[name] |= {"sent_bytes": hc.of(training.model).last_step.sent_bytes, **how(training.model)}
             if name == "auto":
-                figures[name]["chosen"] = sorted({each.reason for each in hc.decisions(training.model).values()})
+                figures[name]["chosen"] = sorted({each.reason for each in hc.of(training.model).decisions.values()})
     yield "figures", figures
 
 

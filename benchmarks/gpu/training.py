@@ -29,6 +29,7 @@ from torch import nn
 
 from benchmarks.frame.store import ROOT
 from benchmarks.gpu.page import training as table
+from hvd_compress import of
 from hvd_compress.compressors import Cast, EFSign, TopK
 from hvd_compress.engines.base import Engine
 from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable
@@ -243,7 +244,7 @@ def measure(
 
     both_s = median_s(lambda: optimizer.zero_grad(set_to_none=False), both)
     exchange_s = median_s(lambda: optimizer.zero_grad(set_to_none=False), exchange)
-    report = optimizer.last_step
+    report = of(optimizer).last_step
     assert report is not None
     assert report.finite
     return {

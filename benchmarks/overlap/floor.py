@@ -83,14 +83,16 @@ class Training:
     def report(self) -> Any:
         if self.method.front_end in (NONE, DDP):
             return None
-        return hc.last_step(self.trained) if self._by_hook else getattr(self.optimizer, "last_step", None)
+        if self._by_hook:
+            return hc.of(self.trained).last_step
+        return hvd.of(self.optimizer).last_step if hasattr(self.optimizer, "handle") else None  # else Horovod's own
 
     @property
     def decisions(self) -> list[Any]:
         """How buckets travel; none where others send them."""
         if self.report is None:
             return []
-        return list((hc.decisions(self.trained) if self._by_hook else self.optimizer.decisions).values())
+        return list((hc.of(self.trained).decisions if self._by_hook else hvd.of(self.optimizer).decisions).values())
 
     @property
     def choosing(self) -> bool:

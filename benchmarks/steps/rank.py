@@ -104,7 +104,8 @@ def under_mpirun(compression: str, numel: int, parts: int, folder: Path) -> None
     optimizer = hvd.DistributedOptimizer(sgd, named_parameters=own.items(), compression=request)
     step_when_asked(lambda each: loss_of(own.values(), each), optimizer, drawn, folder)
     if hvd.rank() == 0:
-        write_paths(optimizer.decisions.values(), folder)
+        handle = hvd.of(optimizer) if hasattr(hvd, "of") else optimizer  # in earlier checkouts
+        write_paths(handle.decisions.values(), folder)
 
 
 def under_ddp(compression: str, numel: int, parts: int, folder: Path) -> None:
@@ -125,7 +126,8 @@ def under_ddp(compression: str, numel: int, parts: int, folder: Path) -> None:
         sgd = torch.optim.SGD(model.parameters(), lr=0.01)
         step_when_asked(model, sgd, gradients(numel, parts, rank()), folder)
         if rank() == 0:
-            write_paths(hc.decisions(model).values(), folder)
+            decisions = hc.of(model).decisions if hasattr(hc, "of") else hc.decisions(model)
+            write_paths(decisions.values(), folder)
 
 
 def request_of(namespace, compression: str, algorithm: str = "auto"):

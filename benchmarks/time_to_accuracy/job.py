@@ -117,20 +117,20 @@ def search(wanted: dict[str, Any]) -> None:
     replica, step_s = Replica(TASKS[wanted["task"]], METHODS[name]), []
     while len(step_s) < wanted["most"]:
         step_s.append(round(window(replica.step), 5))
-        controller = replica.optimizer.controller
+        controller = hvd.of(replica.optimizer).controller
         if controller is None or (controller.settled and not any(d.is_trial for d in _decisions(replica))):
             break
     chosen = [f"{decision.compressor} by {decision.path}" for decision in _decisions(replica)]
     say(f"  {name}: {len(step_s)} steps in {sum(step_s):.1f} s, then {chosen}")
     if dist.get_rank() == 0:
         Path(wanted["plan"]).parent.mkdir(parents=True, exist_ok=True)
-        replica.optimizer.save_plan(wanted["plan"])
+        hvd.of(replica.optimizer).save_plan(wanted["plan"])
     tell(wanted, {"method": name, "step_s": step_s, "chosen": chosen})
 
 
 def _decisions(replica: Replica) -> list[Any]:
-    found = replica.optimizer.decisions if hasattr(replica.optimizer, "decisions") else hc.decisions(replica.trained)
-    return list(found.values())
+    trained = replica.optimizer if hasattr(replica.optimizer, "handle") else replica.trained
+    return list(hvd.of(trained).decisions.values())
 
 
 def reasons(replica: Replica) -> list[str]:

@@ -40,7 +40,7 @@ class Choosing:
 
         Some twenty real steps, after a short measurement of the network, decide between compressors, each by its
         fastest path. When steps take another time than before, the network is measured and steps are tried again.
-        `optimizer.decisions` and HVD_COMPRESS_LOG say what was chosen, and why. docs/controller.md.
+        `hvd_compress.of(optimizer).decisions` and HVD_COMPRESS_LOG say what was chosen, and why. docs/controller.md.
 
         Args:
             quality: "near": what trains as without compression (within 0.02 nats after 240 steps on two tasks): dense,
@@ -160,7 +160,7 @@ class Choosing:
 
     @staticmethod
     def plan(path: str | Path, *, engine: str = "auto") -> Request:
-        """Send each bucket as a plan says: a JSON file by hand, or what `optimizer.save_plan(path)` has written.
+        """Send each bucket as a plan says: a JSON file by hand, or what save_plan() has written.
 
         It says per bucket, or per pattern of parameter names, compressor, scheme, algorithms and device, and which
         parameters share a bucket. `hvd-compress plan check FILE` reads it without a model.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,9 @@ def learning_rates_of(optimizers: Sequence[Any]) -> Callable[[], list[float]]:
     return rates
 
 
-def trains(optimizer: Any, model: torch.nn.Module) -> bool:
-    """Whether an optimizer has any parameter of a model."""
-    mine = {id(parameter) for parameter in model.parameters()}
+def trains(optimizer: Any, parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether an optimizer has any of these parameters."""
+    mine = {id(parameter) for parameter in parameters}
     return any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"])
 
 

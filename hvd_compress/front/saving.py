@@ -7,33 +7,35 @@ from typing import Any
 
 from torch import distributed as dist
 
-from hvd_compress.engines.torch_distributed import TorchEngine
-from hvd_compress.front.launched import has_met
+from hvd_compress.errors import UsageError
+from hvd_compress.front.front_end import FrontEnd
 from hvd_compress.session.session import Session
 from hvd_compress.warned import warn_caller
 
 
-def gathered(own: Mapping[str, Any], group: Any = None, session: Session | None = None) -> dict[str, Any]:
-    """Return on the first rank of a process group, by default of all ranks, what state_dict() has returned on each.
+def gathered(own: Mapping[str, Any], front: FrontEnd, session: Session | None = None) -> dict[str, Any]:
+    """Return on the first rank of a front end what state_dict() has returned on each; the others get their own.
 
-    The others get their own. Collective, where torch.distributed has begun: over the engine of the session between two
-    of its steps, so that it pairs with no collective of the program; before the first step, after the last, or where
-    that engine is Horovod's or MPI's, over the group.
+    Collective: over the engine of the session between two of its steps, so that it pairs with no collective of the
+    program; before the first step, after the last, or where that engine joins a part of the ranks, over their group.
 
-    Raises CommunicationError, which names the ranks that have not come within HVD_COMPRESS_TIMEOUT_S.
+    Raises CommunicationError, which names the ranks that have not come within HVD_COMPRESS_TIMEOUT_S; UsageError before
+    the first step of ranks that have no group.
     """
-    if not has_met():
-        return dict(own)
-    first = dist.get_process_group_ranks(group)[0]
-    parts: list[Any] | None
     if session is not None and session.failed:
         warn_caller("an earlier exchange failed, so what other ranks remember is not gathered: this is of one rank")
-        parts = None
-    elif session is None or not session.connected or not isinstance(session.engine.control, TorchEngine):
-        parts = [None] * dist.get_world_size(group) if dist.get_rank() == first else None
-        dist.gather_object(own["ranks"], parts, dst=first, group=group)
+        return dict(own)
+    parts: list[Any] | None
+    if session is not None and session.connected and session.engine.world_size == front.world_size:
+        parts = session.gather(own["ranks"])
+    elif front.group is not None:
+        first = dist.get_process_group_ranks(front.group)[0]
+        parts = [None] * front.world_size if dist.get_rank() == first else None
+        dist.gather_object(own["ranks"], parts, dst=first, group=front.group)
+    elif front.world_size > 1:
+        raise UsageError("ranks have not met before their first step: call gathered_state_dict() after that")
     else:
-        parts = session.gather(own["ranks"], first)
+        parts = None
     if parts is None:
         return dict(own)
     return {**own, "ranks": {name: each for part in parts for name, each in part.items()}}

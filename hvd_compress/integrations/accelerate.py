@@ -13,7 +13,6 @@ from hvd_compress import ddp
 from hvd_compress.ddp import Compression
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.extras import needed
-from hvd_compress.front.ddp.api import handle_of
 from hvd_compress.front.ddp.refusals import trains_alone
 from hvd_compress.front.ddp.state import inner
 from hvd_compress.front.optimizers import trains
@@ -46,7 +45,7 @@ _residuals: weakref.WeakKeyDictionary[Accelerator, Residuals] = weakref.WeakKeyD
 def compress(accelerator: Accelerator, model: DistributedDataParallel, compression: Request) -> DistributedDataParallel:
     """Send the gradients of a prepared model compressed, and keep the residuals in Accelerate's checkpoints.
 
-    As hvd_compress.ddp.compress(), whose other functions take the model, too; behind accelerator.prepare(), on every
+    As hvd_compress.ddp.compress(); behind accelerator.prepare(), on every
     rank. Beyond that, residuals follow the loss scale of mixed_precision="fp16", and on each rank that calls it
     accelerator.save_state() writes what that rank remembers to a file `hvd_compress_N_RANK.pt`, from which
     accelerator.load_state() gives each rank its own: call this before load_state(). A job of another size begins with
@@ -74,11 +73,12 @@ def compress(accelerator: Accelerator, model: DistributedDataParallel, compressi
     require_wrapped(accelerator, model, "call compress() with what accelerator.prepare(model, ...) returned")
     ddp.compress(model, compression)
     if accelerator.scaler is not None:
-        ddp.follow_loss_scale(model, accelerator.scaler)
+        ddp.of(model).follow_loss_scale(accelerator.scaler)
     if accelerator not in _residuals:
         _residuals[accelerator] = Residuals(accelerator)
     _residuals[accelerator].keep(model)
-    handle_of(model).follow(*(each for each in accelerator._optimizers if trains(each, model)))
+    parameters = list(model.parameters())
+    ddp.of(model).follow(*(each for each in accelerator._optimizers if trains(each, parameters)))
     return model
 
 

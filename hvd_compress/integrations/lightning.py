@@ -13,15 +13,17 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
 from hvd_compress.ddp import Compression
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.extras import needed
-from hvd_compress.front.ddp.api import handle_of
 from hvd_compress.front.ddp.refusals import check_compression
-from hvd_compress.front.ddp.state import state_of
+from hvd_compress.front.ddp.state import known_state
+from hvd_compress.front.front_end import FrontEnd
+from hvd_compress.front.launched import has_met
 from hvd_compress.front.original import original_of
 from hvd_compress.front.saving import gathered
 from hvd_compress.request.request import Request
@@ -49,14 +51,14 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
     where other ranks may not come, holds the residuals of rank 0, and the others begin with zeros.
 
     The loss scale of precision="16-mixed" is followed. Compression.accordion() is told of learning rates, and of the
-    end of each epoch. Functions of hvd_compress.ddp take `trainer.strategy.model` while fit() runs.
+    end of each epoch. hvd_compress.of() takes `trainer.strategy.model` while fit() runs.
 
     Works with the packages lightning and pytorch_lightning. In one process with strategy="auto" it does nothing but
     warn; with "ddp" there is a DDP of one rank, whose gradients are compressed as on a cluster.
 
     Args:
         compression: what a function of `Compression` returns.
-        log: whether the Trainer's loggers get hvd_compress.metrics() on each logged step, as "compression/ratio".
+        log: whether the Trainer's loggers get metrics() of it on each logged step, as "compression/ratio".
 
     Raises:
         ConfigError: this is no compression; in fit(), the strategy is not that of DDP.
@@ -105,25 +107,25 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
             hc.load_state_dict(model, self._kept)
             self._kept = None
         _follow(model, trainer.precision_plugin)
-        handle_of(model).follow(*trainer.optimizers)
+        hc.of(model).follow(*trainer.optimizers)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """With manual optimization Lightning prepares DDP for each backward pass, not in the forward pass."""
-        hook = state_of(self._model).hook
-        if hook is not None and not pl_module.automatic_optimization:
-            hook.require_working()
+        state = known_state(self._model)
+        if state is not None and state.hook is not None and not pl_module.automatic_optimization:
+            state.hook.require_working()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Have the relative error measured of a step that is logged."""
         self._begun_at = self._step
         if self._logs(trainer):
-            handle_of(self._model).session.look()
+            hc.of(self._model).session.look()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Hand the figures of a step that is logged to the loggers."""
         if self._step == self._begun_at or not self._logs(trainer):
             return  # while gradients are accumulated nothing is exchanged
-        figures = {f"compression/{name}": value for name, value in handle_of(self._model).session.metrics().items()}
+        figures = {f"compression/{name}": value for name, value in hc.of(self._model).session.metrics().items()}
         for logger in trainer.loggers:
             logger.log_metrics(figures, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 
@@ -136,13 +138,13 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
             self._epoch_ended, schedulers = self._step, trainer.lr_scheduler_configs
             self._ends_later = any(each.reduce_on_plateau and each.interval == "epoch" for each in schedulers)
             if not self._ends_later:
-                hc.end_epoch(self._model)
+                hc.of(self._model).end_epoch()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Tell it of the end of the last one, where that was not told yet."""
         if self._ends_later:
             self._ends_later = False
-            hc.end_epoch(self._model)
+            hc.of(self._model).end_epoch()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Callbacks that save a checkpoint now are called behind this one."""
@@ -154,12 +156,13 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the compression of all ranks remembers, on rank 0. Collective, but after an exception."""
-        own = self._kept if self._model is None else hc.state_dict(self._model)
-        if own is None:
+        if self._model is not None:
+            return hc.state_dict(self._model) if self._is_alone else hc.of(self._model).gathered_state_dict()
+        if self._kept is None:
             return {}
-        if self._is_alone:
-            return dict(own)
-        return gathered(own) if self._model is None else hc.gathered_state_dict(self._model)
+        if self._is_alone or not has_met():
+            return dict(self._kept)
+        return gathered(self._kept, FrontEnd(dist.get_rank(), dist.get_world_size(), group=dist.group.WORLD))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what state_dict() returned on rank 0, on every rank the same, before or after the model is wrapped."""
@@ -179,7 +182,7 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
     @property
     def _step(self) -> int:
         """The last step whose gradients were exchanged; -1 before the first."""
-        report = hc.last_step(self._model)
+        report = hc.of(self._model).last_step
         return -1 if report is None else report.step
 
     def _logs(self, trainer: Any) -> bool:
@@ -201,17 +204,17 @@ class SavedCompression:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the compression of all ranks remembers, on rank 0. Collective."""
-        return hc.gathered_state_dict(self._model)
+        return hc.of(self._model).gathered_state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load that, on every rank the same."""
-        hc.load_gathered_state_dict(self._model, state_dict)
+        hc.of(self._model).load_gathered_state_dict(state_dict)
 
 
 def compress(fabric: Any, model: Any, compression: Request) -> SavedCompression:
     """Send the gradients of a model that `fabric.setup()` returned compressed, from its next backward pass on.
 
-    As compress() of hvd_compress.ddp, whose functions take this model, too. The loss scale of precision="16-mixed" is
+    As compress() of hvd_compress.ddp; hvd_compress.of() takes this model. The loss scale of precision="16-mixed" is
     followed.
 
     Args:
@@ -247,4 +250,4 @@ def _follow(model: Any, precision: Any) -> None:
     """Follow the loss scale of a precision plugin that has one."""
     scaler = getattr(precision, "scaler", None)
     if scaler is not None:
-        hc.follow_loss_scale(model, scaler)
+        hc.of(model).follow_loss_scale(scaler)

@@ -9,7 +9,6 @@ from typing import Any
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hvd_compress import ddp
-from hvd_compress import metrics as metrics_of
 from hvd_compress.ddp import Compression
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.extras import needed
@@ -33,11 +32,11 @@ _NOT_WRAPPED = (
 class CompressGradients(TrainerCallback):  # type: ignore[misc]  # mypy does not read transformers
     """Sends the gradients of a Trainer compressed, and keeps the residuals of all ranks in its checkpoints.
 
-    The model is compressed when train() begins, as by hvd_compress.ddp.compress(), whose other functions take
+    The model is compressed when train() begins, as by hvd_compress.ddp.compress(); hvd_compress.of() takes
     `trainer.model_wrapped`. Residuals follow the loss scale of fp16=True, Compression.accordion() the learning rate and
     the epochs. Each rank writes what it remembers to `checkpoint-N/hvd_compress_RANK.pt`, but with
     save_only_model=True; train(resume_from_checkpoint=...) gives each rank its own, and in a job of another size the
-    mean over ranks. What Trainer logs with a loss gets the figures of hvd_compress.metrics(), as "compression/ratio".
+    mean over ranks. What Trainer logs with a loss gets the figures of metrics(), as "compression/ratio".
 
     In one process nothing is compressed, and a warning says so.
 
@@ -65,9 +64,10 @@ class CompressGradients(TrainerCallback):  # type: ignore[misc]  # mypy does not
         model, accelerator = trainer.model_wrapped, trainer.accelerator
         require_wrapped(accelerator, model, _NOT_WRAPPED)
         self._model = ddp.compress(model, self.compression)
-        ddp.follow_learning_rate(model, trainer.optimizer)
+        handle = ddp.of(model)
+        handle.follow_learning_rate(trainer.optimizer)
         if accelerator.scaler is not None:
-            ddp.follow_loss_scale(model, accelerator.scaler)
+            handle.follow_loss_scale(accelerator.scaler)
         if checkpoint is not None:
             files.load(model, checkpoint)
         others = [each for each in trainer.callback_handler.callbacks if each is not self]
@@ -76,17 +76,19 @@ class CompressGradients(TrainerCallback):  # type: ignore[misc]  # mypy does not
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         if self._ends_later:
             self._ends_later = False
-            ddp.end_epoch(self._model)
+            ddp.of(self._model).end_epoch()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         # A scheduler that waits for a plateau is called when Trainer evaluates, after this.
         self._ends_later = isinstance(parts["lr_scheduler"], ReduceLROnPlateau)
         if not self._ends_later:
-            ddp.end_epoch(self._model)
+            ddp.of(self._model).end_epoch()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **parts: Any) -> None:
         if self.log and state.is_world_process_zero and "loss" in logs:
-            figures = {f"compression/{name}": each for name, each in metrics_of(self._model).items() if name != "step"}
+            figures = {
+                f"compression/{name}": each for name, each in ddp.of(self._model).metrics().items() if name != "step"
+            }
             logs.update(figures)
             state.log_history[-1].update(figures)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -101,7 +101,7 @@ def load(
 def require_all_ranks(saved: Any) -> None:
     """Raise ConfigError for a state that does not hold what all ranks of a job remember."""
     ranks = saved.get("ranks") if isinstance(saved, Mapping) else None
-    if not isinstance(ranks, Mapping) or not _is_complete(ranks):
+    if not isinstance(ranks, Mapping) or not _is_complete({str(name).partition(",")[0] for name in ranks}):
         held = ", ".join(map(str, ranks)) if isinstance(ranks, Mapping) and ranks else "none"
         raise ConfigError(
             f"this is not the state of all ranks of a job, but of {held}: save on rank 0 what gathered_state_dict() "
@@ -109,7 +109,7 @@ def require_all_ranks(saved: Any) -> None:
         )
 
 
-def _is_complete(ranks: Mapping[str, Any]) -> bool:
+def _is_complete(ranks: Collection[str]) -> bool:
     return bool(ranks) and all(name in ranks for name in _names(len(ranks)))
 
 

@@ -35,7 +35,7 @@ def tell_momentum(compressor: Compressor, remedy: str) -> None:
     """The optimizer is not known, and must not have a momentum of its own."""
     log.warning(
         "hvd_compress: %s has a momentum, and an optimizer with another one of its own would train with both (%s): "
-        "hc.follow_learning_rate(model, optimizer) checks that there is none, and leaves this out",
+        "hc.of(model).follow_learning_rate(optimizer) checks that there is none, and leaves this out",
         compressor,
         remedy,
     )

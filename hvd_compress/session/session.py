@@ -159,6 +159,11 @@ class Session:
         return self.policy is not None and not self._closed
 
     @property
+    def is_within_step(self) -> bool:
+        """Whether a step has begun and is not over."""
+        return self._begun_s is not None
+
+    @property
     def engine(self) -> Engine:
         """What moves the bytes, from open() on."""
         return self._engine
@@ -242,7 +247,7 @@ class Session:
         dense = [layout for layout in layouts if not layout.sparse]
         decisions = list(self.policy.setup(self.step, dense, self._pipeline.begin))
         decisions += [_as_rows(layout) for layout in layouts[len(dense) :]]
-        if self._begun_s is not None:
+        if self.is_within_step:
             self.states.keep_commits()
         stay = {b.number: b for b, layout in zip(self._exchanges, layouts, strict=False) if b.layout == layout}
         self._exchanges = []
@@ -526,12 +531,12 @@ class Session:
             )
         return ranks
 
-    def gather(self, value: Any, root: int) -> list[Any] | None:
-        """Return on one rank, by its number in the job, what all ranks bring; between two steps. Collective.
+    def gather(self, value: Any) -> list[Any] | None:
+        """Return on the first rank what all ranks bring, and None on others; between two steps. Collective.
 
         Raises CommunicationError, which names the ranks that have not come.
         """
-        return self._pipeline.begin(partial(_gather, value, root), f"step {self.step}, what is saved")()
+        return self._pipeline.begin(partial(_gather, value), f"step {self.step}, what is saved")()
 
     def end_epoch(self) -> None:
         """The program says that an epoch is over, between two steps; of a policy that counts epochs it does nothing.
@@ -649,10 +654,15 @@ def _gathered(figures: Sequence[float], engine: Engine) -> list[list[float]]:
         return engine.allgather_json(figures)
 
 
-def _gather(value: Any, root: int, engine: Engine) -> list[Any] | None:
-    mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+def _gather(value: Any, engine: Engine) -> list[Any] | None:
+    mine, control = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8), engine.control
+    parts: Sequence[torch.Tensor] | None
     with engine.aside():
-        parts = engine.control.gather(mine, engine.ranks.index(root))
+        if "gather" in control.capabilities.verbs:
+            parts = control.gather(mine, 0)
+        else:  # Horovod's engine
+            every = control.allgather(mine)
+            parts = every if control.rank == 0 else None
     return None if parts is None else [pickle.loads(part.numpy().data) for part in parts]
 
 

@@ -23,7 +23,7 @@ def record_gathered(rank: int, gradients: Gradients, folder: Path) -> None:
     """Save one file for all ranks, and the state that a job of one rank loads from it."""
     training = Ddp(CASE, rank)
     training.train(gradients, CASE.steps)
-    saved = {"model": training.model.module.state_dict(), "compression": hc.gathered_state_dict(training.model)}
+    saved = {"model": training.model.module.state_dict(), "compression": hc.of(training.model).gathered_state_dict()}
     if rank == 0:
         torch.save(saved, folder / "all.pt")
     dist.barrier()
@@ -35,7 +35,7 @@ def check_gathered(rank: int, gradients: Gradients, folder: Path) -> None:
     training, saved = Ddp(CASE, rank), load(folder / "all.pt")
     with quiet():
         training.model.module.load_state_dict(saved["model"])
-        hc.load_gathered_state_dict(training.model, saved["compression"])
+        hc.of(training.model).load_gathered_state_dict(saved["compression"])
         training.number = saved["compression"]["step"]
         own = {name: each for name, each in saved["compression"]["ranks"].items() if name == f"rank {rank} of 2"}
         assert_same(training.compression(), {**saved["compression"], "ranks": own})
@@ -47,7 +47,7 @@ def check_gathered(rank: int, gradients: Gradients, folder: Path) -> None:
 def _of_one_rank(rank: int, saved: dict[str, Any]) -> dict[str, Any]:
     groups: list[Any] = [dist.new_group([each]) for each in range(dist.get_world_size())]
     alone = Ddp(CASE, rank, groups[rank])
-    hc.load_gathered_state_dict(alone.model, saved["compression"])
+    hc.of(alone.model).load_gathered_state_dict(saved["compression"])
     return alone.compression()
 
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import hvd_compress
+from hvd_compress import of
 from hvd_compress.compressors import DenseMomentum
 from hvd_compress.cost import store
 from hvd_compress.cost.calibrate import measurable
@@ -91,7 +92,7 @@ def write_plan(name: str, gradients: Gradients, folder: Path) -> None:
         training = drop_in(name, engine, clock)
         training.train(gradients, training.case.steps)
         if engine.rank == 0:
-            training.optimizer.save_plan(path)
+            of(training.optimizer).save_plan(path)
 
     with pytest.MonkeyPatch.context() as patch:
         clock = hold(patch) if DROP_IN[name].adapts else None

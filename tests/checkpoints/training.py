@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as ddp
+from hvd_compress import of
 from hvd_compress.engines.base import Engine
 from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable
 from hvd_compress.front.optimizer.optimizer import wrap
@@ -129,7 +130,7 @@ class DropIn(Training):
         self.optimizer = wrap(self.plain, names, reducer, 1, self.engine.rank, self.engine.world_size)
         if self.case.scale:
             self._scaler = Scaler(self.case.scale)
-            self.optimizer.follow_loss_scale(self._scaler)
+            of(self.optimizer).follow_loss_scale(self._scaler)
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:

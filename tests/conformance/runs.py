@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hvd_compress import of
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.request.decision import Decision
@@ -114,7 +115,7 @@ def train(
         own = [draw(name, tuple(p.shape), engine.rank, step).reshape(-1) for name, p in parameters.items()]
         backward(parameters, engine.rank, step, draw)
         optimizer.synchronize()
-        after, report = flat_residual(optimizer, parameters), optimizer.last_step
+        after, report = flat_residual(optimizer, parameters), of(optimizer).last_step
         assert report is not None
         result = flat_gradient(parameters).clone()
         moved = engine.sent_bytes - sent[0], engine.sent_messages - sent[1]
@@ -125,7 +126,7 @@ def train(
         optimizer.zero_grad()
         if step + 1 == SAVED:
             saved = values_of(parameters), copy.deepcopy(optimizer.state_dict())
-    return Rank(history, saved, values_of(parameters), dict(optimizer.decisions))
+    return Rank(history, saved, values_of(parameters), dict(of(optimizer).decisions))
 
 
 def connect(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import Cast, TopK
 from hvd_compress.cost import paths
@@ -40,7 +41,7 @@ def train(engine: InProcessEngine, request: Request, steps: int, **more: object)
         optimizer.zero_grad()
         backward(parameters, engine.rank, step)
         optimizer.step()
-    return [event.to_json() for event in optimizer.controller.history]
+    return [event.to_json() for event in of(optimizer).controller.history]
 
 
 @pytest.mark.parametrize("name", OPEN)
@@ -67,8 +68,8 @@ def test_two_runs_that_do_not_adapt_send_the_same(name: str) -> None:
             optimizer.zero_grad()
             backward(parameters, engine.rank, step)
             optimizer.step()
-            used += [str(decision) for decision in optimizer.decisions.values()]
-        assert optimizer.controller is None
+            used += [str(decision) for decision in of(optimizer).decisions.values()]
+        assert of(optimizer).controller is None
         return engine.sent_bytes, used, torch.cat([p.detach().reshape(-1) for p in parameters.values()])
 
     for (sent, used, values), (again, same, alike) in zip(run_ranks(3, body), run_ranks(3, body), strict=True):
@@ -138,7 +139,7 @@ def test_nothing_is_chosen_where_the_request_leaves_nothing_open(request_: Reque
             optimizer.zero_grad()
             backward(parameters, engine.rank, step)
             optimizer.step()
-        return optimizer.controller, engine.sent_messages
+        return of(optimizer).controller, engine.sent_messages
 
     found = run_ranks(2, lambda engine: body(engine, adapt=True))
     assert [controller for controller, _ in found] == [None, None]
@@ -155,7 +156,7 @@ def test_an_empty_bucket_is_no_matter(request_: Request) -> None:
             optimizer.zero_grad()
             backward(parameters, engine.rank, step)
             optimizer.step()
-        return len(optimizer.decisions)
+        return len(of(optimizer).decisions)
 
     assert run_ranks(2, body) == [2] * 2
 
@@ -166,7 +167,7 @@ def test_one_rank_has_nothing_to_choose(request_: Request) -> None:
         parameters, optimizer = on_engine(engine, request_, settings=settings())
         backward(parameters, engine.rank, 0)
         optimizer.step()
-        return optimizer.controller
+        return of(optimizer).controller
 
     assert run_ranks(1, body) == [None]
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.compressors import Cast
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.request.request import Request
@@ -69,7 +70,7 @@ def test_the_average_of_large_16_bit_gradients_is_finite(
         for parameter in parameters.values():
             parameter.grad = torch.full_like(parameter, most)
         optimizer.synchronize()
-        assert {decision.path.scheme for decision in optimizer.decisions.values()} == {scheme}
+        assert {decision.path.scheme for decision in of(optimizer).decisions.values()} == {scheme}
         return flat_gradient(parameters)
 
     for result in run_ranks(size, body):

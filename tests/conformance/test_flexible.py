@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import TopK
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
@@ -71,7 +72,7 @@ def given(parameters, rank: int, step: int) -> torch.Tensor:
 
 
 def ratios(optimizer: ReducingOptimizer) -> tuple[float, ...]:
-    return tuple(decision.ratio for decision in optimizer.decisions.values())
+    return tuple(decision.ratio for decision in of(optimizer).decisions.values())
 
 
 def test_ranks_choose_the_same_ratios_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_ranks_choose_the_same_ratios_and_nothing_is_lost(tmp_path: Path) -> Non
             with optimizer.skip_synchronize():
                 optimizer.step()
         total = sum(given(parameters, engine.rank, step) for step in range(STEPS))
-        events = [event.to_json() for event in optimizer.controller.history]
+        events = [event.to_json() for event in of(optimizer).controller.history]
         optimizer._reducer.close()
         return came, total, flat_residual(optimizer, parameters), used, events
 
@@ -117,7 +118,7 @@ def test_gradients_that_are_not_finite_delay_the_choice() -> None:
             else:
                 backward(parameters, engine.rank, step)
             optimizer.synchronize()
-        return [event.step for event in optimizer.controller.history if event.kind == "ratio"], ratios(optimizer)
+        return [event.step for event in of(optimizer).controller.history if event.kind == "ratio"], ratios(optimizer)
 
     ranks = run_ranks(2, body)
     assert ranks[0] == ranks[1]
@@ -134,7 +135,7 @@ def test_on_a_device_with_streams_the_same_is_seen(kind: str, monkeypatch: pytes
             optimizer.zero_grad()
             backward(parameters, engine.rank, step)
             optimizer.synchronize()
-        return [(e.ratio, e.gain) for e in optimizer.controller.history if e.kind == "ratio"]
+        return [(e.ratio, e.gain) for e in of(optimizer).controller.history if e.kind == "ratio"]
 
     expected = run_ranks(2, body)
     monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path / "fresh"))  # curves of the first run may not fit the second
@@ -167,7 +168,7 @@ def test_without_compression_gradients_travel_as_the_engine_can(dtype: torch.dty
             optimizer.zero_grad()
             (weight * gradient("w", (4000,), engine.rank, step).to(dtype)).sum().backward()
             optimizer.step()
-        decisions = optimizer.decisions.values()
+        decisions = of(optimizer).decisions.values()
         return {str(d.path) for d in decisions}, any(d.compressor.compresses for d in decisions)
 
     path = "dense" if dtype == torch.float32 else "alltoall"
@@ -193,7 +194,7 @@ def test_what_kernels_take_is_noted_of_what_a_step_travelled_by() -> None:
             for number, d in enumerate(optimizer._reducer.session._exchanges):
                 used.setdefault(number, []).append((d.decision.scheme, d.decision.ratio))
             if step == 0:
-                first = {each.scheme for each in optimizer.decisions.values()}
+                first = {each.scheme for each in of(optimizer).decisions.values()}
         assert first == {"star"}
         found = []
         for number, bucket in optimizer._reducer.session.policy._buckets.items():
@@ -216,8 +217,8 @@ def test_what_is_still_looked_for_is_no_plan(tmp_path: Path) -> None:
             optimizer.step()
             if step == 0:
                 with pytest.raises(UsageError):
-                    optimizer.save_plan(tmp_path / f"{engine.rank}.json")
-        optimizer.save_plan(tmp_path / f"{engine.rank}.json")
+                    of(optimizer).save_plan(tmp_path / f"{engine.rank}.json")
+        of(optimizer).save_plan(tmp_path / f"{engine.rank}.json")
         return True
 
     assert run_ranks(2, body) == [True, True]
@@ -228,7 +229,7 @@ def test_without_measurements_the_ratio_is_the_one_in_the_middle() -> None:
         parameters, optimizer = on_engine(engine, Compression.flexible(0.01, 0.09))
         backward(parameters, engine.rank, 0)
         optimizer.step()
-        return ratios(optimizer), optimizer.controller
+        return ratios(optimizer), of(optimizer).controller
 
     for used, controller in run_ranks(2, body):
         assert used == pytest.approx((0.03,) * len(used))
@@ -282,9 +283,9 @@ def learn(
         optimizer.zero_grad()
         (0.5 * sizes(step)[engine.rank] * (weight - targets[engine.rank]).square().sum()).backward()
         optimizer.step()
-        used.append(next(iter(optimizer.decisions.values())).scheme)
+        used.append(next(iter(of(optimizer).decisions.values())).scheme)
     losses = [0.5 * size * (weight.detach() - t).square().sum() for size, t in zip(sizes(0), targets, strict=True)]
-    history = optimizer.controller.history if optimizer.controller else ()
+    history = of(optimizer).controller.history if of(optimizer).controller else ()
     chosen = [(event.step, event.candidate, event.reason) for event in history if event.kind == "root"]
     return float(sum(losses)) / engine.world_size, chosen, used
 
@@ -374,7 +375,7 @@ def train_on(parameters, optimizer: ReducingOptimizer, engine: InProcessEngine, 
 
 
 def ways_of(optimizer: ReducingOptimizer) -> list[tuple[str, bool]]:
-    return [(f"{each.compressor} by {each.path}", each.is_trial) for each in optimizer.decisions.values()]
+    return [(f"{each.compressor} by {each.path}", each.is_trial) for each in of(optimizer).decisions.values()]
 
 
 def test_a_checkpoint_of_another_compression_says_what_is_not_used(caplog: pytest.LogCaptureFixture) -> None:

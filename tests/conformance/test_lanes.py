@@ -13,7 +13,7 @@ from functools import cache
 import pytest
 import torch
 
-from hvd_compress import native
+from hvd_compress import native, of
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.devices.device import DeviceLane
 from hvd_compress.devices.lane import Lane
@@ -317,7 +317,7 @@ def crossed(engine: InProcessEngine, name: str, kind: str) -> tuple[int, int, in
         optimizer.zero_grad()
     payload_bytes = sum(
         sum(r.nbytes for r in decision.compressor.wire(Layout.of(*(parameters[n].numel() for n in names))))
-        for names, decision in optimizer.decisions.items()
+        for names, decision in of(optimizer).decisions.items()
     )
-    assert optimizer.last_step is not None
-    return optimizer.last_step.bus_bytes, payload_bytes, len(optimizer.decisions)
+    assert of(optimizer).last_step is not None
+    return of(optimizer).last_step.bus_bytes, payload_bytes, len(of(optimizer).decisions)

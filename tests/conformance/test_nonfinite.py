@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.compressors import OkTopk
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.schemes import oktopk
@@ -64,7 +65,7 @@ def test_a_sum_that_overflows_counts_as_non_finite() -> None:
         parameters, optimizer = on_engine(engine, REQUESTS["star-all"])
         (parameters["odd"] * 3e38).sum().backward()
         optimizer.synchronize()
-        return flat_gradient(parameters), flat_residual(optimizer, parameters), optimizer.last_step.finite
+        return flat_gradient(parameters), flat_residual(optimizer, parameters), of(optimizer).last_step.finite
 
     for result, residual, finite in run_ranks(2, body):
         assert not torch.isfinite(result).all()
@@ -83,7 +84,7 @@ def test_they_are_counted_and_told_once_by_one_rank(caplog: pytest.LogCaptureFix
                 parameters["second.weight"].fill_(float("inf") if step in bad_steps and engine.rank == 1 else 1.0)
             (parameters["second.weight"].square().sum() + sum(p.sum() for p in parameters.values())).backward()
             optimizer.synchronize()
-            counts.append(optimizer.last_step.nonfinite_steps)
+            counts.append(of(optimizer).last_step.nonfinite_steps)
             optimizer.zero_grad()
         return counts
 

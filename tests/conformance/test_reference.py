@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines.inprocess import run_ranks
 from tests.harness import REQUESTS, SHAPES, backward, flat_gradient, gradient, on_engine
@@ -93,7 +94,7 @@ def test_scheme_follows_its_algorithm(name: str, transmit: Callable[..., list[to
             with optimizer.skip_synchronize():
                 optimizer.step()
             optimizer.zero_grad()
-        return results, list(optimizer.decisions)
+        return results, list(of(optimizer).decisions)
 
     results, parts = run_ranks(size, body)[0]
     assert len(parts) > 1, "more than one bucket, or fusion is not tested"
@@ -112,7 +113,7 @@ def test_one_rank_equals_plain_training_with_the_same_compressor(name: str) -> N
             backward(parameters, 0, step)
             optimizer.step()
             optimizer.zero_grad()
-        return {n: p.detach().clone() for n, p in parameters.items()}, list(optimizer.decisions)
+        return {n: p.detach().clone() for n, p in parameters.items()}, list(of(optimizer).decisions)
 
     trained, parts = run_ranks(1, distributed)[0]
 

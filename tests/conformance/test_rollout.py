@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import TopK
 from hvd_compress.cost import paths
@@ -94,14 +95,14 @@ def test_a_rollout_leaves_no_trace_but_gains() -> None:
         done = []
         for _ in range(3):
             run.step()
-            before, report = state(run), run.optimizer.last_step
+            before, report = state(run), of(run.optimizer).last_step
             done.append(run.optimizer.rollout(run.step, run.model, [run.data, run.schedule], steps=3))
             after = state(run)
             assert len(before) == len(after)
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-            assert run.optimizer.last_step is report
-        events = list(run.optimizer.controller.history)
-        ratios = [decision.ratio for decision in run.optimizer.decisions.values()]
+            assert of(run.optimizer).last_step is report
+        events = list(of(run.optimizer).controller.history)
+        ratios = [decision.ratio for decision in of(run.optimizer).decisions.values()]
         return done, events, ratios, run.goal
 
     ranks = run_ranks(2, body)
@@ -198,8 +199,8 @@ def test_until_a_rollout_comes_nothing_is_kept_of_the_steps() -> None:
         used = []
         for _ in range(20):
             run.step()
-            used.append({str(d) for d in run.optimizer.decisions.values()})
-        policy = run.optimizer.controller
+            used.append({str(d) for d in of(run.optimizer).decisions.values()})
+        policy = of(run.optimizer).controller
         return policy._agreement.recorded, len(policy._seen), used[1:] == [used[1]] * 19
 
     for recorded, seen, stays in run_ranks(2, body):
@@ -232,7 +233,7 @@ def test_what_ranks_are_comparing_is_taken_before_a_rollout_begins() -> None:
         assert run.optimizer.rollout(run.step, run.model, [run.data, run.schedule], steps=1)
         assert not policy._agreement.under_way
         run.step()
-        return [event.kind for event in run.optimizer.controller.history]
+        return [event.kind for event in of(run.optimizer).controller.history]
 
     kinds = run_ranks(2, body)
     assert kinds[0] == kinds[1]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.compressors import BlockQuantizer, CompressedMomentum, PowerSGD, TopK
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
@@ -66,8 +67,8 @@ def test_a_step_that_is_not_finite_leaves_it() -> None:
             parameters["second.weight"].register_hook(lambda own: torch.full_like(own, torch.nan))
         backward(parameters, engine.rank, 2)
         optimizer.synchronize()
-        assert optimizer.last_step is not None
-        assert not optimizer.last_step.finite
+        assert of(optimizer).last_step is not None
+        assert not of(optimizer).last_step.finite
         assert equal(kept(optimizer), before)
 
     run_ranks(SIZE, body)

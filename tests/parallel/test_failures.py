@@ -156,7 +156,7 @@ def test_groups_may_be_generators() -> None:
     model = small_model()
     optimizer = wrap(model, groups=[model[0].parameters(), model[2].parameters()])
     finish(train(optimizer, model))
-    assert {frozenset(names) for names in optimizer.decisions} == {
+    assert {frozenset(names) for names in hvd.of(optimizer).decisions} == {
         frozenset({"0.weight", "0.bias"}),
         frozenset({"2.weight", "2.bias"}),
     }

@@ -31,7 +31,7 @@ def train(name: str, engine: str, **lanes: object) -> tuple[torch.Tensor, torch.
             optimizer.step()
         optimizer.zero_grad()
     trained = torch.cat([reduced, *(parameter.detach().reshape(-1) for parameter in parameters.values())])
-    return trained, flat_residual(optimizer, parameters), optimizer.last_step.bus_bytes
+    return trained, flat_residual(optimizer, parameters), hvd.of(optimizer).last_step.bus_bytes
 
 
 @pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "topk-var", "efsign", "bf16", "dense"])

@@ -151,7 +151,7 @@ def test_several_dtypes_in_one_model(exact: Request) -> None:
             torch.testing.assert_close(parameter.grad.double(), mean, rtol=tolerance, atol=tolerance)
         assert_same_on_all_ranks(flat_gradient(parameters))
         optimizer.zero_grad()
-    kinds = [{parameters[name].dtype for name in names} for names in optimizer.decisions]
+    kinds = [{parameters[name].dtype for name in names} for names in hvd.of(optimizer).decisions]
     assert all(len(kind) == 1 for kind in kinds)
     assert set.union(*kinds) == set(DTYPES)
 

@@ -161,7 +161,7 @@ def test_the_error_after_unfreezing_names_what_works(name: str, engine: str) -> 
     for _ in train(optimizer, model, SECOND):
         scheduler.step()
         assert_same_on_all_ranks(flat(model.parameters()))
-    assert optimizer.last_step.step == 2 * STEPS - 1
+    assert hvd.of(optimizer).last_step.step == 2 * STEPS - 1
     assert not torch.equal(flat(model[0].parameters()), before)
     with pytest.raises(UsageError, match="was replaced"):
         old.optimizer.step()

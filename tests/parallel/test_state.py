@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import hvd_compress.torch as hvd
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.request.request import Request
 from tests.harness import REQUESTS, remembered
 from tests.parallel.training import (
@@ -69,6 +69,22 @@ def test_a_resumed_run_equals_an_uninterrupted_one(optimizer_name: str, compress
     assert torch.equal(flat(resumed.parameters()), flat(model.parameters()))
     if remembered(resumed_optimizer.state_dict()["hvd_compress"])["residuals"]:
         assert torch.equal(residuals(resumed_optimizer), residuals(optimizer))
+
+
+def test_what_all_ranks_remember_is_gathered(engine: str) -> None:
+    model = small_model()
+    optimizer = maker(hvd.Compression.topk(0.05, engine=engine))(sgd(model), model)
+    handle = hvd.of(optimizer)
+    with pytest.raises(UsageError, match="ranks have not met before their first step"):
+        handle.gathered_state_dict()
+    finish(train(optimizer, model))
+    own, gathered = handle.state_dict(), handle.gathered_state_dict()
+    every = [f"rank {rank} of {hvd.size()}" for rank in range(hvd.size())]
+    assert list(gathered["ranks"]) == (every if hvd.rank() == 0 else list(own["ranks"]))
+    again = maker(hvd.Compression.topk(0.05, engine=engine))(sgd(model), model)
+    hvd.of(again).load_gathered_state_dict(hvd.broadcast_object(gathered, 0))
+    kept, expected = remembered(hvd.of(again).state_dict())["residuals"], remembered(own)["residuals"]
+    assert all(torch.equal(kept[name], each) for name, each in expected.items())
 
 
 def test_residuals_are_saved_by_parameter_name(engine: str) -> None:
@@ -229,7 +245,7 @@ def test_broadcasts_of_a_compressed_checkpoint(compressed: Request) -> None:
     for _ in train(optimizer, model, range(STEPS, 2 * STEPS)):
         assert_same_on_all_ranks(flat(gradients(model)))
     assert_same_on_all_ranks(flat(model.parameters()))
-    assert optimizer.last_step.step == 2 * STEPS - 1
+    assert hvd.of(optimizer).last_step.step == 2 * STEPS - 1
 
 
 def scaled_step(optimizer: Any, model: nn.Module, scaler: torch.amp.GradScaler, step: int, weight: float = 1.0) -> None:
@@ -270,7 +286,7 @@ def test_residuals_follow_the_loss_scale(name: str, engine: str) -> None:
         optimizer = maker(on_engine(REQUESTS[name], engine))(sgd(model), model)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2, enabled=scale > 1)
         if follow:
-            optimizer.follow_loss_scale(scaler)
+            hvd.of(optimizer).follow_loss_scale(scaler)
         for step in range(2 * STEPS):
             scaled_step(optimizer, model, scaler, step)
         return flat(model.parameters())
@@ -287,7 +303,7 @@ def test_the_loss_scale_falls_after_an_overflow(has_gradient: bool, engine: str)
     model = small_model()
     optimizer = maker(hvd.Compression.topk(0.05, "allgather", engine=engine))(sgd(model), model)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-    optimizer.follow_loss_scale(scaler)
+    hvd.of(optimizer).follow_loss_scale(scaler)
     scaled_step(optimizer, model, scaler, 0)
     before = residuals(optimizer)
     scaled_step(optimizer, model, scaler, 1, weight=float("nan"))
@@ -326,7 +342,7 @@ def test_a_checkpoint_knows_the_loss_scale(first: str, engine: str) -> None:
     if first == "optimizer":
         optimizer.load_state_dict(optimizer_state)
     scaler.load_state_dict(scaler_state)
-    optimizer.follow_loss_scale(scaler)
+    hvd.of(optimizer).follow_loss_scale(scaler)
     if first == "scaler":
         optimizer.load_state_dict(optimizer_state)
     rest = range(STEPS, 2 * STEPS)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, PayloadError, UsageError
@@ -111,4 +112,4 @@ def test_a_plan_cannot_name_it(compressor: type, tmp_path: Path) -> None:
     backward(parameters, 0, 0)
     optimizer.step()
     with pytest.raises(UsageError, match=r"a plan cannot hold LargestOfEach\(.*run=20\)"):
-        optimizer.save_plan(tmp_path / "plan.json")
+        of(optimizer).save_plan(tmp_path / "plan.json")

@@ -110,14 +110,14 @@ def train(rank: int, folder: str) -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0], losses
-    report = hc.last_step(model)
+    report = hc.of(model).last_step
     assert report is not None
     assert 0 < report.sent_bytes < 0.2 * report.dense_bytes, report
     everywhere = [torch.empty_like(module.weight) for _ in range(RANKS)]
     dist.all_gather(everywhere, module.weight.detach())
     assert all((weight == everywhere[0]).all() for weight in everywhere), "the ranks disagree"
     if rank == 0:
-        hc.save_plan(model, "plan.json")
+        hc.of(model).save_plan("plan.json")
     dist.destroy_process_group()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
 from torch import distributed as dist
@@ -20,7 +21,9 @@ from hvd_compress.front.alone import request_of
 from hvd_compress.front.ddp.hook import GradBucket, GradientHook, Result
 from hvd_compress.front.ddp.refusals import check_gradients
 from hvd_compress.front.eagerly import eagerly
+from hvd_compress.front.front_end import FrontEnd
 from hvd_compress.front.handle import Handle
+from hvd_compress.front.known import register
 from hvd_compress.front.original import original_of
 from hvd_compress.profiler.job import profiled_once
 from hvd_compress.request.request import Request
@@ -47,34 +50,21 @@ class CompressionState:
         compression: what was asked for.
         handle: of the session; None before attach().
         hook: what exchanges buckets; None before attach(), and where a module is trained in one process.
-        place: rank, and number of ranks.
     """
 
     def __init__(self, compression: Request) -> None:
         self.compression = compression
         self.handle: Handle | None = None
         self.hook: GradientHook | None = None
-        self.place = (0, 1)
         self._close: Callable[[], object] = lambda: None
         self._kept: dict[str, Any] | None = None  # what came with a pickled state
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"compression": self.compression, "kept": self._kept if self.handle is None else self.state_dict()}
+        return {"compression": self.compression, "kept": self.handle.state_dict() if self.handle else self._kept}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         CompressionState.__init__(self, state["compression"])
         self._kept = state["kept"]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what is remembered, as `session.checkpoint.save`. After attach()."""
-        assert self.handle is not None
-        self.handle.session.loss_scale.update()
-        return self.handle.state_dict(*self.place)
-
-    def load_state_dict(self, model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
-        """Load what state_dict() returned for `model`. After attach()."""
-        assert self.handle is not None
-        self.handle.load_state_dict(saved, dict(inner(model).named_parameters()), *self.place)
 
     def register(self, model: DistributedDataParallel) -> None:
         """Become the communication hook of `model`. Raises as attach(), and what register_comm_hook() raises."""
@@ -100,12 +90,15 @@ class CompressionState:
             settings = settings.waiting(max(own_timeout_s(model.process_group), own_timeout_s()))
             self.hook = _made_hook(model, request_of(self.compression, size, settings), settings)
         self.handle = self.hook.handle
-        self.place = dist.get_rank(model.process_group), size
+        rank = dist.get_rank(model.process_group)
+        me: weakref.ref[torch.nn.Module] = weakref.ref(model)
+        self.handle.front = FrontEnd(rank, size, parameters=partial(_parameters, me), group=model.process_group)
 
     def attach_alone(self, module: torch.nn.Module) -> None:
         """Exchange nothing, and answer every question: `module` is trained in one process."""
         parameters = {name: each for name, each in module.named_parameters() if each.requires_grad}
-        self.handle = Handle(parameters, self.compression, Settings.from_environment(), _connect_to_nobody)
+        self.handle = Handle.alone(parameters, self.compression)
+        self.handle.front = replace(self.handle.front, parameters=partial(_parameters, weakref.ref(module)))
         self._know(module)
 
     def _know(self, model: torch.nn.Module) -> None:
@@ -119,7 +112,7 @@ class CompressionState:
             model.register_forward_pre_hook(_BeforeForward())
         self._close = at_end(model, self.handle.session.close)
         if self._kept is not None:
-            self.load_state_dict(model, self._kept)
+            self.handle.load_state_dict(self._kept)
             self._kept = None
 
 
@@ -142,17 +135,6 @@ exchange.__annotations__.clear()  # DDP compares them with the types themselves,
 exchange = eagerly(exchange)
 
 
-def state_of(model: Any) -> CompressionState:
-    """Return the state of a compressed model. Raises UsageError for others."""
-    found = known_state(model)
-    if found is None:
-        raise UsageError(
-            f"this {type(model).__name__} is not compressed: pass the DistributedDataParallel that compress() was "
-            "called for (in Lightning trainer.strategy.model during fit(), in transformers trainer.model_wrapped)"
-        )
-    return found
-
-
 def known_state(model: Any) -> CompressionState | None:
     """Return the state of a model, attached where it was registered by the program; None where there is none."""
     model = original_of(model)
@@ -163,6 +145,15 @@ def known_state(model: Any) -> CompressionState | None:
             if isinstance(state, CompressionState):
                 state.attach(model)
     return _states.get(model)
+
+
+def known_handle(model: Any) -> Handle | None:
+    """Return what is asked of a compressed model; None for others."""
+    state = known_state(model)
+    return None if state is None else state.handle
+
+
+register(known_handle)
 
 
 def inner(model: torch.nn.Module) -> torch.nn.Module:
@@ -200,8 +191,10 @@ def _made_hook(model: DistributedDataParallel, compression: Request, settings: S
     return GradientHook(parameters, compression, settings, connect, choose_torch_arrivals(group), leaves_out, options)
 
 
-def _connect_to_nobody() -> NoReturn:
-    raise AssertionError("in one process nothing is exchanged")
+def _parameters(reference: weakref.ref[torch.nn.Module]) -> dict[str, torch.Tensor]:
+    """Return all parameters of a model, by the names by which they are remembered."""
+    model = reference()
+    return {} if model is None else dict(inner(model).named_parameters())
 
 
 def _leaves_out(reference: weakref.ref[DistributedDataParallel]) -> bool:

@@ -1,9 +1,8 @@
-"""What a program calls: compression of an FSDP2 model, and what is known of it."""
+"""What a program calls: compression of an FSDP2 model."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,19 +15,19 @@ from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engi
 from hvd_compress.engines.torch_timeout import own_timeout_s
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.asked import check_request
-from hvd_compress.front.ddp.state import known_state
+from hvd_compress.front.ddp.state import known_handle as known_ddp_handle
 from hvd_compress.front.eagerly import eagerly
+from hvd_compress.front.front_end import FrontEnd
 from hvd_compress.front.fsdp.composed import compress as compress_composed
-from hvd_compress.front.fsdp.composed import ddp_of, names_of
+from hvd_compress.front.fsdp.composed import ddp_of
 from hvd_compress.front.fsdp.exchange import AllReduceHook, GradientExchange, ReduceScatterComm
 from hvd_compress.front.fsdp.groups import NEEDS, ParamGroup, groups_of, is_in_backward
 from hvd_compress.front.fsdp.requests import for_replicas, for_shards
 from hvd_compress.front.handle import Handle
+from hvd_compress.front.known import register
 from hvd_compress.front.launched import before_wrapping
 from hvd_compress.front.original import original_of
-from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
-from hvd_compress.session.report import StepReport
 from hvd_compress.settings import Settings
 from hvd_compress.warned import warn_caller
 
@@ -36,6 +35,12 @@ _exchanges: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[GradientExcha
 """By the root module, which holds its exchange: that holds the modules."""
 _asked: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 """What compress() was called with."""
+
+_REFUSES = {
+    "save_plan": "a plan is of whole parameters, and these are sharded: write the compression that `decisions` names",
+    "profile_ccr": "FSDP2 is not profiled: profile the same model in a DistributedDataParallel",
+}
+"""What a handle cannot do, and why."""
 
 
 def compress(
@@ -96,6 +101,16 @@ def compress(
     over, scatters = _over(groups, replicas)
     request = (for_shards if scatters else for_replicas)(compression, feedback)
     exchange = _made(model, groups, request, over, scatters)
+    exchange.handle.front = FrontEnd(
+        dist.get_rank(),
+        dist.get_world_size(),
+        exchange.shard,
+        partial(_known, weakref.ref(exchange)),
+        partial(_trained, weakref.ref(model)),
+        partial(_named, weakref.ref(exchange)),
+        group=dist.group.WORLD,
+        refuses=_REFUSES,
+    )
     if over.size() == 1:
         warn_caller("one rank exchanges no gradients: nothing is compressed")
     else:
@@ -109,59 +124,6 @@ def compress(
     model.register_forward_pre_hook(partial(_require_working, exchange), prepend=True)
     at_end(model, exchange.session.close)
     return given
-
-
-def last_step(model: torch.nn.Module) -> StepReport | None:
-    """Return the report of the last exchange; None before the first. Its bytes are those of what is compressed alone.
-
-    Raises UsageError for other models.
-    """
-    return handle_of(model).last_step
-
-
-def decisions(model: torch.nn.Module) -> Mapping[tuple[str, ...], Decision]:
-    """Return how each module's gradient travels in the next step, by parameter names; empty before the first."""
-    if ddp_of(original_of(model)) is not None:
-        names = names_of(original_of(model))
-        return {tuple(names[int(n)] for n in bucket): one for bucket, one in handle_of(model).decisions.items()}
-    handle, exchange = handle_of(model), _exchange_of(original_of(model))
-    assert exchange is not None
-    return {exchange.parameters_of(bucket): one for bucket, one in handle.decisions.items()}
-
-
-def state_dict(model: torch.nn.Module) -> dict[str, Any]:
-    """Return what this rank's compression remembers, by parameter, or by module where a reduce-scatter has feedback.
-
-    Nothing is communicated. Residuals differ from rank to rank: save one file a rank to keep them all.
-    """
-    handle = handle_of(model)
-    handle.session.loss_scale.update()
-    return handle.state_dict(dist.get_rank(), dist.get_world_size(), _shard_of(model))
-
-
-def load_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
-    """Load what state_dict() gave. Nothing is communicated.
-
-    Residuals come back only on the rank that saved them, in a job of the same size and mesh; elsewhere they start from
-    zero, with a warning.
-
-    Raises:
-        ConfigError: it is not such a state, or of unknown parameters or other lengths.
-        UsageError: the model is not compressed.
-    """
-    handle, exchange = handle_of(model), _exchange_of(original_of(model))
-    known = handle.parameters if exchange is None else exchange.stand_ins(frozen=True)
-    handle.load_state_dict(state, known, dist.get_rank(), dist.get_world_size(), _shard_of(model))
-
-
-def drop_step(model: torch.nn.Module) -> None:
-    """Forget the last exchange, as hvd_compress.ddp.drop_step()."""
-    handle_of(model).session.drop_step()
-
-
-def follow_loss_scale(model: torch.nn.Module, scaler: Any) -> None:
-    """Keep residuals in the units of a torch.amp.GradScaler: when its scale changes, they are rescaled with it."""
-    handle_of(model).follow_loss_scale(scaler)
 
 
 def _over(groups: list[ParamGroup], replicas: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, bool]:
@@ -188,6 +150,21 @@ def _made(
     )
     in_backward = partial(_is_in_backward, weakref.ref(model))
     return GradientExchange(groups, in_backward, scatters, request, settings, connect, choose_torch_arrivals(over))
+
+
+def _known(reference: weakref.ref[GradientExchange]) -> dict[str, torch.Tensor]:
+    exchange = reference()
+    return {} if exchange is None else exchange.stand_ins(frozen=True)
+
+
+def _trained(reference: weakref.ref[torch.nn.Module]) -> list[torch.Tensor]:
+    model = reference()
+    return [] if model is None else list(model.parameters())
+
+
+def _named(reference: weakref.ref[GradientExchange], bucket: tuple[str, ...]) -> tuple[str, ...]:
+    exchange = reference()
+    return bucket if exchange is None else exchange.parameters_of(bucket)
 
 
 def _is_in_backward(reference: weakref.ref[torch.nn.Module]) -> bool:
@@ -275,32 +252,19 @@ def _require_working(exchange: GradientExchange, _: torch.nn.Module, arguments: 
         exchange.require_working()
 
 
-def handle_of(model: Any) -> Handle:
-    """Return what is asked of a compressed model. Raises UsageError for others."""
-    found = known_handle(model)
-    if found is None:
-        raise UsageError(
-            f"this {type(model).__name__} is not compressed: pass the root module that compress() was called for"
-        )
-    return found
-
-
 def known_handle(model: Any) -> Handle | None:
     """Return what is asked of a compressed model; None for others."""
     model = original_of(model)
     if not isinstance(model, torch.nn.Module):
         return None
     if (ddp := ddp_of(model)) is not None:
-        state = known_state(ddp)
-        return None if state is None else state.handle
+        return known_ddp_handle(ddp)
     exchange = _exchange_of(model)
     return None if exchange is None else exchange.handle
 
 
-def _shard_of(model: torch.nn.Module) -> str:
-    exchange = _exchange_of(original_of(model))
-    return "" if exchange is None else exchange.shard
-
-
 def _exchange_of(model: torch.nn.Module) -> GradientExchange | None:
     return _exchanges[model]() if model in _exchanges else None
+
+
+register(known_handle)

@@ -5,6 +5,8 @@ The other composable replicate(), of replicate_with_fsdp, is FSDP2's own and nee
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.front.ddp.api import compress as compress_ddp
-from hvd_compress.front.ddp.state import known_state, require_working
+from hvd_compress.front.ddp.state import known_handle, known_state, require_working
 from hvd_compress.front.eagerly import eagerly
 from hvd_compress.request.request import Request
 
@@ -35,21 +37,23 @@ def ddp_of(model: torch.nn.Module, make: bool = False) -> DistributedDataParalle
     return found
 
 
-def names_of(model: torch.nn.Module) -> list[str]:
-    """Return the names of the parameters that this DistributedDataParallel calls by their numbers."""
-    from torch.distributed._composable.replicate import replicate
-
-    found: list[str] = replicate.state(model)._param_names
-    return found
-
-
 def compress(model: torch.nn.Module, ddp: DistributedDataParallel, compression: Request) -> None:
     """Compress its gradients as those of any DistributedDataParallel. Raises what that does."""
+    from torch.distributed._composable.replicate import replicate
+
     known = known_state(ddp) is not None
     compress_ddp(ddp, compression)
     if known:
         return
+    handle = known_handle(ddp)
+    assert handle is not None
+    handle.front = replace(handle.front, named=partial(_named, tuple(replicate.state(model)._param_names)))
     model.register_forward_pre_hook(partial(_require_working, ddp))  # that of `ddp` is never called
+
+
+def _named(names: Sequence[str], bucket: tuple[str, ...]) -> tuple[str, ...]:
+    """This DistributedDataParallel calls parameters by their numbers."""
+    return tuple(names[int(number)] for number in bucket)
 
 
 @eagerly

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from hvd_compress.compressors import Cast
 from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.eagerly import eagerly
+from hvd_compress.front.front_end import FrontEnd
 from hvd_compress.front.gradient_hooks import GradientHooks, Handle
 from hvd_compress.front.handle import Handle as SessionHandle
+from hvd_compress.front.known import moved
+from hvd_compress.front.known import register as register_front_end
 from hvd_compress.front.optimizer.named_parameters import trainable
 from hvd_compress.front.optimizer.reducer import Reducer
 from hvd_compress.front.optimizer.rollout import HOW, Rollout, roll_out
 from hvd_compress.front.optimizer.snapshot import keep
 from hvd_compress.front.optimizer.watchers import register, replaced
-from hvd_compress.policies import DecisionPolicy
-from hvd_compress.policies.ccr import Ccr
-from hvd_compress.request.decision import Decision
-from hvd_compress.session.report import StepReport
-from hvd_compress.settings import DEFAULT_CCR_STEPS
+from hvd_compress.request.request import Request
 from hvd_compress.warned import warn_caller
 
 STATE_KEY = "hvd_compress"
@@ -40,11 +39,13 @@ _OTHER_LOSS = (
 class ReducingOptimizer(torch.optim.Optimizer):
     """Mixed into the class of the user's optimizer by `wrap`. Behaves as Horovod's distributed optimizer does.
 
+    What is asked of its compression, hvd_compress.of() has.
+
     Attributes:
-        last_step: a StepReport of the last exchange; None before the first.
-        decisions: what was decided for each bucket, by the names of its parameters.
-        controller: what chooses where the request left it open, with its `history`; None where nothing is to choose.
+        handle: what that returns.
     """
+
+    handle: SessionHandle
 
     _wrapped: torch.optim.Optimizer
     _reducer: Reducer | None
@@ -55,7 +56,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self, names: dict[torch.Tensor, str], reducer: Reducer | None, passes: int, rank: int, size: int
     ) -> None:
         """Begin to watch gradients. Without a reducer (this rank is outside the process set) steps stay local."""
-        self._names, self._reducer, self._rank, self._size = names, reducer, rank, size
+        self._names, self._reducer = names, reducer
         self.backward_passes_per_step = passes
         watched = trainable(names)
         self._delay = dict.fromkeys(watched, passes)
@@ -68,9 +69,13 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._detach: Callable[[], object] = lambda: None
         register(self, names)
         if reducer is None:
+            self.handle = SessionHandle.alone({}, Request(Cast()))
             return
         me = weakref.ref(self)  # a hook must not keep the optimizer alive: its threads end with it
-        reducer.handle.follow(self)
+        parameters = {name: parameter for parameter, name in names.items()}
+        self.handle = reducer.handle
+        self.handle.front = FrontEnd(rank, size, parameters=lambda: parameters, require_rest=partial(_require_rest, me))
+        self.handle.follow(self)
         tell = partial(partial, _tell, me)
         self._hooks = GradientHooks(
             watched, tell(ReducingOptimizer._gradient_comes), tell(ReducingOptimizer._gradient_ready)
@@ -93,23 +98,6 @@ class ReducingOptimizer(torch.optim.Optimizer):
             "a distributed optimizer cannot be pickled or copied, by torch.save(optimizer) or copy.deepcopy(): save "
             "optimizer.state_dict(), and load it with load_state_dict() into an optimizer that was wrapped anew"
         )
-
-    @property
-    def handle(self) -> SessionHandle | None:
-        """What is asked of the session; None where this rank is outside the process set."""
-        return self._reducer.handle if self._reducer else None
-
-    @property
-    def last_step(self) -> StepReport | None:
-        return self.handle.last_step if self.handle else None
-
-    @property
-    def controller(self) -> DecisionPolicy | None:
-        return self.handle.controller if self.handle else None
-
-    @property
-    def decisions(self) -> Mapping[tuple[str, ...], Decision]:
-        return self.handle.decisions if self.handle else {}
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes are summed before gradients are exchanged; not allowed in between."""
@@ -245,9 +233,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         """
         state = super().state_dict()
         if self._reducer is not None:
-            if not self._dirty:
-                self._reducer.session.loss_scale.update()
-            state[STATE_KEY] = self._reducer.handle.state_dict(self._rank, self._size)
+            state[STATE_KEY] = self.handle.state_dict()
             state["param_groups"][0][STATE_KEY] = state[STATE_KEY]
         return state
 
@@ -279,90 +265,20 @@ class ReducingOptimizer(torch.optim.Optimizer):
         carried = self._take_carried()
         self._load_own(state_dict.get(STATE_KEY, carried))
 
-    def drop_step(self) -> None:
-        """Forget what the last exchange has left in residuals and compressors' states: its result is not used.
-
-        Call it where a step is left out, on every rank, after synchronize() and before the next backward pass. Nothing
-        is communicated. It reaches one exchange back. In a program that otherwise steps by each result it is seen
-        without this call, where gradients are None or zero when the next ones come, and no parameter has moved until
-        those leave.
-
-        Raises UsageError while gradients are being exchanged.
-        """
-        self._require_rest("drop_step()")
-        if self._reducer is not None:
-            self._reducer.session.drop_step()
-
     def _take_carried(self) -> Any:
         """Return what compression remembered where a state was loaded, and None where it was of none."""
         return self.param_groups[0].pop(STATE_KEY, None)
 
     def _load_own(self, own: Any) -> None:
         if self._reducer is not None and own is not None:
-            parameters = {name: parameter for parameter, name in self._names.items()}
-            self._reducer.handle.load_state_dict(own, parameters, self._rank, self._size)
+            self.handle.load_state_dict(own)
 
-    @property
-    def ccr(self) -> Ccr | None:
-        """The communication-to-computation ratio that was profiled last; None before, and outside a process set."""
-        return self.handle.ccr if self.handle else None
-
-    def gather_figures(self, figures: Sequence[float]) -> list[list[float]]:
-        """Return the figures of all ranks, in their order: for what all are to decide alike. All ranks bring as many.
-
-        Raises UsageError before the first step, and where gradients are on their way.
-        """
-        if self._reducer is None:
-            return [list(figures)]
-        self._require_rest("gather_figures()")
-        return self._reducer.session.gather_figures(figures)
-
-    def end_epoch(self) -> None:
-        """An epoch is over, for Compression.accordion() without epoch_steps; for others it does nothing.
-
-        All ranks call it.
-
-        Call it between two steps, behind the step of a learning-rate scheduler: the rates of the coming epoch count.
-
-        Raises UsageError where gradients are on their way.
-        """
-        if self._reducer is not None:
-            self._require_rest("end_epoch()")
-            self._reducer.session.end_epoch()
-
-    def profile_ccr(self, steps: int = DEFAULT_CCR_STEPS) -> None:
-        """Have the communication-to-computation ratio profiled by the coming steps, for `ccr`. All ranks call it.
-
-        In these steps exchanges begin when the backward pass is over. Where the compression tries something, they are
-        the first ones in which it does not.
-
-        Raises ConfigError where `steps` is no number of steps.
-        """
-        if self._reducer is not None:
-            self._reducer.handle.profile_ccr(steps)
-
-    def save_plan(self, path: str | Path) -> None:
-        """Write how buckets travel now to a file, so that Compression.plan(path) lets another run do the same.
-
-        Nothing is communicated, and all ranks would write the same: call it on one.
-
-        Raises:
-            UsageError: before the first step, outside of the process set, or where buckets are skipped in the coming
-                step, as with Compression.covap(), or the compressor is the user's own.
-            PlanError: the file cannot be written.
-        """
-        if self._reducer is None:
-            raise UsageError("save_plan() on a rank outside of the process set, where nothing is exchanged")
-        self._reducer.handle.save_plan(path)
-
-    def follow_loss_scale(self, scaler: Any) -> None:
-        """Keep residuals in the units of a torch.amp.GradScaler: when its scale changes, they are rescaled with it.
-
-        Checkpoints hold the scale, so it does not matter whether it is this optimizer or the scaler that is loaded
-        first.
-        """
-        if self._reducer is not None:
-            self._reducer.handle.follow_loss_scale(scaler)
+    def __getattr__(self, name: str) -> Any:
+        """Say where what earlier versions had is now."""
+        if inherited := getattr(super(), "__getattr__", None):
+            return inherited(name)
+        kind = type(self).__name__
+        raise AttributeError(moved(f"{kind}.{name}", name) or f"{kind!r} object has no attribute {name!r}")
 
     def _require_rest(self, call: str, hint: str = "") -> None:
         if self._dirty and self._reducer is not None:
@@ -481,6 +397,19 @@ def _tell(
         if optimizer._dirty:  # else nothing of this step was launched, and it can be begun again
             optimizer._reducer.fail(error)  # other ranks may wait for this one: it must be able to end
         raise
+
+
+def _require_rest(me: weakref.ref[ReducingOptimizer], call: str) -> None:
+    if (optimizer := me()) is not None:
+        optimizer._require_rest(call)
+
+
+def known_handle(trained: Any) -> SessionHandle | None:
+    """Return what is asked of a distributed optimizer; None for anything else."""
+    return trained.handle if isinstance(trained, ReducingOptimizer) else None
+
+
+register_front_end(known_handle)
 
 
 def _detach(handles: Iterable[Handle], reducer: Reducer) -> None:

@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.front.launched import has_several_ranks
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.papers.accordion.critical import change, check_schedule, has_decayed
 
 Gather = Callable[[Sequence[float]], list[list[float]]]
@@ -56,7 +57,7 @@ class BatchSizeSchedule:
             scheduler: of learning rates, whose base_lrs are scaled, too: LambdaLR and its like begin from them in each
                 step.
             gather: what lets ranks agree, by default that of a distributed optimizer of hvd_compress.torch; under DDP
-                partial(hc.gather_figures, model).
+                hc.of(model).gather_figures.
 
         Raises ConfigError where a value is out of range, or ranks are several that could not agree.
         """
@@ -72,10 +73,11 @@ class BatchSizeSchedule:
                 "rates that it finds, as ReduceLROnPlateau does, else pass the schedulers within it one by one"
             )
         self._scheduler = scheduler
-        self._gather: Gather | None = gather or getattr(optimizer, "gather_figures", None)
+        own = optimizer.handle.gather_figures if isinstance(optimizer, ReducingOptimizer) else None
+        self._gather: Gather | None = gather or own
         if self._gather is None and has_several_ranks():
             raise ConfigError(
-                "gather= is missing, by which ranks agree: pass partial(hc.gather_figures, model) under DDP; with "
+                "gather= is missing, by which ranks agree: pass hc.of(model).gather_figures under DDP; with "
                 "Horovod take a compression of this package, such as dense(), or pass gather=hvd.allgather_object"
             )
         if self._gather is not None and not callable(self._gather):

@@ -30,9 +30,10 @@ class Switching:
         `low` until two epochs have been compared, and from a decay of the learning rate until the next comparison.
         Residuals, and the warm start of powersgd, go on. Sums take 4 bytes an element.
 
-        A program says at the end of each epoch `optimizer.end_epoch()`, or under DDP `hc.end_epoch(model)`, after the
-        step of a learning-rate scheduler; where it never does, all is sent by `low`. A rate has decayed where it falls
-        to half or less from one epoch to the next; under DDP hc.follow_learning_rate(model, optimizer) shows it.
+        A program says at the end of each epoch `hvd.of(optimizer).end_epoch()`, or `hc.of(model).end_epoch()`, after
+        the step of a learning-rate scheduler; where it never does, all is sent by `low`. A rate has decayed where it
+        falls to half or less from one epoch to the next; under DDP hc.of(model).follow_learning_rate(optimizer) shows
+        it.
 
         Args:
             low: little compression, such as powersgd(4) or topk(0.1).

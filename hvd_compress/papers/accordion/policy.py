@@ -167,7 +167,7 @@ class AccordionPolicy(TellingPolicy):
             self._tells_without_rates = False
             log.warning(
                 "hvd_compress: accordion() sees no learning rates, so that a decay makes nothing critical: call "
-                "hc.follow_learning_rate(model, optimizer) on every rank"
+                "hc.of(model).follow_learning_rate(optimizer) on every rank"
             )
         decayed, sums = has_decayed(self._own_rates, learning_rates), self._sums(states)
         norms = [float(torch.linalg.vector_norm(each).double()) / unit for each in sums.values()]
@@ -216,7 +216,8 @@ class AccordionPolicy(TellingPolicy):
             self._tells_without_epochs = False
             log.warning(
                 "hvd_compress: accordion() was told of no end of an epoch in %d steps, so all of them were sent by "
-                "`low`: call optimizer.end_epoch() (hc.end_epoch(model) in DDP) behind each epoch, or pass epoch_steps",
+                "`low`: call hvd.of(optimizer).end_epoch(), or hc.of(model).end_epoch(), after each epoch, or pass "
+                "epoch_steps",
                 self._steps,
             )
 

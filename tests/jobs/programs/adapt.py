@@ -25,7 +25,7 @@ def main(misfortune: str) -> None:
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), hvd.Compression.topk(0.01))
     inputs = torch.randn(4, 200, generator=torch.Generator().manual_seed(hvd.rank()))
     step = 0
-    while step < STEPS or not optimizer.controller.settled:  # a busy machine may have the round begin anew
+    while step < STEPS or not hvd.of(optimizer).controller.settled:  # a busy machine may have the round begin anew
         if misfortune == "killed" and step == UNLUCKY_STEP:
             hvd.barrier()  # all have ended the steps before it
             if hvd.rank() == 1:
@@ -34,7 +34,7 @@ def main(misfortune: str) -> None:
         model(inputs).square().sum().backward()
         optimizer.step()
         step += 1
-    (decision,) = optimizer.decisions.values()
+    (decision,) = hvd.of(optimizer).decisions.values()
     total = sum(float(parameter.double().sum()) for parameter in model.parameters())
     print(f"[rank {hvd.rank()}] chose {decision.scheme} {decision.algorithm}, ends at {total!r}", flush=True)
 

@@ -27,7 +27,7 @@ for name, request in chosen().items():
         ddp(rank, step).backward()
         optimizer.step()
         check_ranks_equal(ddp.module, f"{step} of {name}")
-    assert len(hc.decisions(ddp)) > 1, "several buckets, or their order is not tested"
+    assert len(hc.of(ddp).decisions) > 1, "several buckets, or their order is not tested"
     assert any(not torch.equal(a, b) for a, b in zip(before, ddp.module.parameters(), strict=True)), name
     if rank == 0:
         print(f"all ranks have trained with {name}", flush=True)

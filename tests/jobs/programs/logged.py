@@ -29,10 +29,13 @@ for name, request in requests.items():
     parameters = make_parameters()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters.values(), lr=0.1), parameters.items(), request)
     step = 0
-    while step < STEPS or (optimizer.controller is not None and not optimizer.controller.settled):
+    while step < STEPS or (hvd.of(optimizer).controller is not None and not hvd.of(optimizer).controller.settled):
         optimizer.zero_grad()
         backward(parameters, hvd.rank(), step)
         optimizer.step()
         step += 1
-    print(f"[rank {hvd.rank()}] {name}: {len(optimizer.decisions)} buckets", flush=True)
-    print(f"[rank {hvd.rank()}] reasons of {name}: {[way.reason for way in optimizer.decisions.values()]}", flush=True)
+    print(f"[rank {hvd.rank()}] {name}: {len(hvd.of(optimizer).decisions)} buckets", flush=True)
+    print(
+        f"[rank {hvd.rank()}] reasons of {name}: {[way.reason for way in hvd.of(optimizer).decisions.values()]}",
+        flush=True,
+    )

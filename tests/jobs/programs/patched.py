@@ -11,6 +11,8 @@ from pathlib import Path
 
 import quick_start  # noqa: F401
 
+from hvd_compress import of
+
 # isort: split
 import horovod.torch as hvd
 import torch
@@ -48,5 +50,5 @@ if __name__ == "__main__":
     _, stock = train(hvd.Compression.none)
     optimizer, exact = train(hvd.Compression.topk(1.0, "star", "ring"))
     torch.testing.assert_close(exact, stock, rtol=1e-5, atol=1e-6)
-    (decision,) = optimizer.decisions.values()
+    (decision,) = of(optimizer).decisions.values()
     print(f"[rank {hvd.rank()}] sent by {decision.scheme} with {decision.algorithm}", flush=True)

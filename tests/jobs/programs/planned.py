@@ -32,5 +32,7 @@ for step in range(STEPS):
     everyone = hvd.allgather(trained.unsqueeze(0))
     assert (everyone == everyone[0]).all(), step
 if hvd.rank() == 0:
-    found = [[list(names), str(decision.path), decision.ratio] for names, decision in optimizer.decisions.items()]
+    found = [
+        [list(names), str(decision.path), decision.ratio] for names, decision in hvd.of(optimizer).decisions.items()
+    ]
     print(f"decisions: {json.dumps(found)}", flush=True)

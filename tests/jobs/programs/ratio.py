@@ -45,7 +45,7 @@ def main(gain: str) -> None:
     for _ in range(STEPS):
         step()
         rolled_out += optimizer.rollout(step, model, inputs, steps=3)
-    chosen = [event for event in optimizer.controller.history if event.kind == "ratio"]
+    chosen = [event for event in hvd.of(optimizer).controller.history if event.kind == "ratio"]
     total = sum(float(parameter.detach().double().sum()) for parameter in model.parameters())
     print(f"[rank {hvd.rank()}] {gain}: {rolled_out} rollouts, {chosen[0].ratio:.4g}, ends at {total!r}", flush=True)
 

@@ -29,9 +29,9 @@ def main(scheme: str) -> None:
         optimizer.step()
     parameters = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
     all_equal = len({bytes(raw) for raw in MPI.COMM_WORLD.allgather(parameters.numpy().tobytes())}) == 1
-    named = {decision.scheme for decision in optimizer.decisions.values()} == {scheme}
+    named = {decision.scheme for decision in hvd.of(optimizer).decisions.values()} == {scheme}
     print(
-        f"[rank {hvd.rank()}] {scheme}: equal {all_equal}, named {named}, finite {optimizer.last_step.finite}",
+        f"[rank {hvd.rank()}] {scheme}: equal {all_equal}, named {named}, finite {hvd.of(optimizer).last_step.finite}",
         flush=True,
     )
 

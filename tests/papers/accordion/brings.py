@@ -20,6 +20,7 @@ ALLOWED = {
         "events.recorder",
         "feedback.states",
         "front.launched",
+        "front.optimizer.optimizer",
         "policies",
         "request",
         "settings",

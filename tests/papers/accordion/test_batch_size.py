@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
+from hvd_compress import of
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
@@ -104,7 +105,7 @@ def test_ranks_decide_alike_though_one_has_other_figures() -> None:
         optimizer, batches = made(engine.rank, engine.world_size), batches_of(engine.rank, 2)
         schedule, seen = BatchSizeSchedule(optimizer, batches, LARGE, every=1, eta=0.2), []
         with pytest.raises(UsageError, match="before their first step"):
-            optimizer.gather_figures([1.0])
+            of(optimizer).gather_figures([1.0])
         for step in range(8):
             optimizer.zero_grad()
             backward(parameters, engine.rank, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -26,18 +25,18 @@ def by_epochs(rank: int) -> None:
     model = compressed(make_model(), hc.Compression.accordion(*levels, eta=math.inf, every=1))
     optimizer = optimizer_of(model)
     with pytest.raises(ConfigError, match="no parameter of this model"):
-        hc.follow_learning_rate(model, torch.optim.SGD(make_model().parameters(), lr=0.1))
-    hc.follow_learning_rate(model, optimizer)
+        hc.of(model).follow_learning_rate(torch.optim.SGD(make_model().parameters(), lr=0.1))
+    hc.of(model).follow_learning_rate(optimizer)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [4])
     used = []
     for epoch in range(6):
         train(model, optimizer, rank, range(3 * epoch, 3 * epoch + 3))
-        used.append({round(d.ratio, 1) for d in hc.decisions(model).values()})
+        used.append({round(d.ratio, 1) for d in hc.of(model).decisions.values()})
         scheduler.step()
-        hc.end_epoch(model)
+        hc.of(model).end_epoch()
     check_ranks_equal(model, "accordion")
     assert used == [{0.5}, {0.5}, {0.1}, {0.1}, {0.5}, {0.1}], "the rate has decayed behind the fourth epoch"
-    history = hc.controller(model).history
+    history = hc.of(model).controller.history
     assert any("the learning rate has decayed" in event.reason for event in history.events)
 
 
@@ -51,7 +50,7 @@ def by_batches(rank: int) -> list[int]:
     batches = BatchSampler(SequentialSampler(range(64)), 4, drop_last=False)
     with pytest.raises(ConfigError, match="gather= is missing"):
         hc.BatchSizeSchedule(optimizer, batches, 16)
-    gather = partial(hc.gather_figures, model)
+    gather = hc.of(model).gather_figures
     schedule = hc.BatchSizeSchedule(optimizer, batches, 16, every=1, eta=math.inf, gather=gather)
     seen = []
     for epoch in range(5):

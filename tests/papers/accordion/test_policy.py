@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
@@ -91,10 +92,10 @@ def train(
             backward(parameters, engine.rank, step, draw)
             optimizer.step()
             if step == PER_EPOCH * epoch:
-                used.append({names[0]: d.ratio for names, d in optimizer.decisions.items()})
+                used.append({names[0]: d.ratio for names, d in of(optimizer).decisions.items()})
         group = optimizer.param_groups[0]
         rate, group["lr"] = group["lr"], (rates or {}).get(epoch, group["lr"])
-        optimizer.end_epoch()
+        of(optimizer).end_epoch()
         group["lr"] = rate  # ranks train alike
     return used
 
@@ -109,7 +110,7 @@ def test_who_changes_is_critical_and_who_does_not_is_not() -> None:
     def body(engine: InProcessEngine) -> tuple[list[dict[str, float]], list[str]]:
         parameters, optimizer = start(engine, Compression.accordion(*TOPK, every=2))
         used = train(engine, parameters, optimizer, range(6))
-        return used, [d.reason for d in optimizer.decisions.values()]
+        return used, [d.reason for d in of(optimizer).decisions.values()]
 
     first, second = run_ranks(RANKS, body)
     assert first == second
@@ -142,7 +143,7 @@ def test_a_training_without_epochs_is_told_once(
             backward(parameters, engine.rank, step)
             optimizer.step()
         for _ in range(epochs):
-            optimizer.end_epoch()
+            of(optimizer).end_epoch()
         optimizer._reducer.close()
 
     for steps, epochs, told in ((9, 0, "in 7 steps"), (5, 0, "in 5 steps"), (5, 1, None), (1, 0, None)):
@@ -150,7 +151,7 @@ def test_a_training_without_epochs_is_told_once(
         run_ranks(RANKS, partial(body, steps=steps, epochs=epochs))
         said = [record.getMessage() for record in caplog.records if "no end of an epoch" in record.getMessage()]
         assert len(said) == (told is not None)
-        assert told is None or (told in said[0] and "call optimizer.end_epoch()" in said[0])
+        assert told is None or (told in said[0] and "call hvd.of(optimizer).end_epoch()" in said[0])
 
 
 def test_an_epoch_without_a_step_is_a_mistake() -> None:
@@ -160,7 +161,7 @@ def test_an_epoch_without_a_step_is_a_mistake() -> None:
         parameters, optimizer = start(engine, Compression.accordion(*TOPK, every=1))
         train(engine, parameters, optimizer, range(2))
         with pytest.raises(UsageError, match=r"step 6: no step was taken since .* end_epoch\(\) was called twice"):
-            optimizer.end_epoch()
+            of(optimizer).end_epoch()
         train(engine, parameters, optimizer, range(2, 3))
 
     run_ranks(RANKS, body)
@@ -175,10 +176,10 @@ def test_epochs_by_steps_are_those_of_the_program() -> None:
         used = []
         for at in range(7 * PER_EPOCH):
             one_step(engine, parameters, optimizer, at)
-            used.append(tuple(sorted(round(d.ratio, 2) for d in optimizer.decisions.values())))
+            used.append(tuple(sorted(round(d.ratio, 2) for d in of(optimizer).decisions.values())))
             if at % PER_EPOCH == PER_EPOCH - 1:
                 optimizer.param_groups[0]["lr"] /= 10 if at // PER_EPOCH == 4 else 1
-                optimizer.end_epoch()
+                of(optimizer).end_epoch()
         return used
 
     told, counted = (run_ranks(RANKS, lambda e, by=by: body(e, by)) for by in (False, True))
@@ -217,7 +218,7 @@ def test_nothing_is_lost_across_switches() -> None:
             given = given + torch.cat(own).double()
             optimizer.step()
             got = got + flat_gradient(parameters).double()
-            optimizer.end_epoch()
+            of(optimizer).end_epoch()
         return given, got, flat_residual(optimizer, parameters).double()
 
     ranks = run_ranks(RANKS, body)
@@ -241,12 +242,12 @@ def test_a_warm_start_goes_on_with_another_rank() -> None:
         for step in range(PER_EPOCH):
             one_step(engine, parameters, optimizer, step)
         seen.append(factor())
-        optimizer.end_epoch()  # norms are as before: rank 1 from now on
+        of(optimizer).end_epoch()  # norms are as before: rank 1 from now on
         seen.append(factor())
         one_step(engine, parameters, optimizer, PER_EPOCH)
         seen.append(factor())
         optimizer.param_groups[0]["lr"] /= 10
-        optimizer.end_epoch()  # rank 3 is back
+        of(optimizer).end_epoch()  # rank 3 is back
         seen.append(factor())
         kept = torch.equal(seen[2], seen[1][:, :1]) and torch.equal(seen[4][:, :1], seen[3])
         one_step(engine, parameters, optimizer, 2 * PER_EPOCH)
@@ -274,12 +275,12 @@ def test_a_resumed_training_is_the_uninterrupted_one(after: int) -> None:
         parameters, optimizer = start(engine, request, 0)  # a check may be under way when another optimizer begins
         for at in range(2 * PER_EPOCH + after):
             one_step(engine, parameters, optimizer, at)
-        before = optimizer.decisions
+        before = of(optimizer).decisions
         state, values = copy.deepcopy(optimizer.state_dict()), {n: p.detach().clone() for n, p in parameters.items()}
         used = []
         for at in range(2 * PER_EPOCH + after, 5 * PER_EPOCH):
             one_step(engine, parameters, optimizer, at)
-            used.append(optimizer.decisions)
+            used.append(of(optimizer).decisions)
         again, resumed = start(engine, request, 0)
         for name, parameter in again.items():
             parameter.data.copy_(values[name])
@@ -287,7 +288,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(after: int) -> None:
         again_used = []
         for at in range(2 * PER_EPOCH + after, 5 * PER_EPOCH):
             one_step(engine, again, resumed, at)
-            again_used.append(resumed.decisions)
+            again_used.append(of(resumed).decisions)
         assert used[-1] != before, "it has switched"
         return used == again_used, all(torch.equal(parameters[name], again[name]) for name in parameters)
 
@@ -362,7 +363,7 @@ def test_who_saves_a_plan_is_told_that_it_switches_no_level(tmp_path: Path) -> N
         with pytest.warns(
             UserWarning, match=r"the level of each bucket now, and switches none: accordion\(\) itself does"
         ):
-            optimizer.save_plan(tmp_path / f"plan-{engine.rank}.json")
+            of(optimizer).save_plan(tmp_path / f"plan-{engine.rank}.json")
 
     run_ranks(1, body)
     assert (tmp_path / "plan-0.json").exists()
@@ -375,7 +376,7 @@ def test_each_parameter_by_itself_where_that_is_asked_for() -> None:
         made = partial(make_optimizer, parameters, request, lambda: engine, engine.rank, engine.world_size)
         optimizer = made(settings=Settings(1 << 20, 60, adapt=False))
         train(engine, parameters, optimizer, range(1))
-        return sorted(optimizer.decisions)
+        return sorted(of(optimizer).decisions)
 
     assert run_ranks(RANKS, lambda engine: body(engine, True)) == [[("loud",), ("quiet",)]] * RANKS
     assert [len(names) for names in run_ranks(RANKS, lambda engine: body(engine, False))] == [1] * RANKS
@@ -384,15 +385,15 @@ def test_each_parameter_by_itself_where_that_is_asked_for() -> None:
 def test_an_epoch_ends_between_steps() -> None:
     def body(engine: InProcessEngine) -> None:
         parameters, optimizer = start(engine, Compression.accordion(*TOPK))
-        optimizer.end_epoch()  # before the first step there is nothing to compare
+        of(optimizer).end_epoch()  # before the first step there is nothing to compare
         train(engine, parameters, optimizer, range(1))
         backward(parameters, engine.rank, 3)
         with pytest.raises(UsageError, match=r"end_epoch\(\)"):
-            optimizer.end_epoch()
+            of(optimizer).end_epoch()
         with pytest.raises(UsageError, match=r"gather_figures\(\)"):
-            optimizer.gather_figures([1.0])
+            of(optimizer).gather_figures([1.0])
         optimizer.step()
-        assert optimizer.gather_figures([float(engine.rank)]) == [[0.0], [1.0]]
+        assert of(optimizer).gather_figures([float(engine.rank)]) == [[0.0], [1.0]]
 
     run_ranks(RANKS, body)
 
@@ -418,7 +419,7 @@ def test_a_resumed_training_may_have_shorter_epochs(before: int | None) -> None:
         parameters, optimizer = resumed(engine, request, optimizer.state_dict(), values)
         for at in range(12):
             one_step(engine, parameters, optimizer, at % PER_EPOCH)
-        return {round(each.ratio, 2) for each in optimizer.decisions.values()}
+        return {round(each.ratio, 2) for each in of(optimizer).decisions.values()}
 
     assert run_ranks(RANKS, body) == [{0.05}] * RANKS
 
@@ -431,12 +432,12 @@ def test_rates_that_differ_in_their_last_bits_are_no_other_choice() -> None:
         for _ in range(2):
             one_step(engine, parameters, optimizer, 0)
             optimizer.param_groups[0]["lr"] *= 1 + 1e-9 * engine.rank
-            optimizer.end_epoch()
+            of(optimizer).end_epoch()
         values = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        used = {round(each.ratio, 2) for each in optimizer.decisions.values()}
+        used = {round(each.ratio, 2) for each in of(optimizer).decisions.values()}
         again, other = resumed(engine, Compression.accordion(*TOPK, every=1), optimizer.state_dict(), values)
         one_step(engine, again, other, 0)
-        return used, {round(each.ratio, 2) for each in other.decisions.values()}
+        return used, {round(each.ratio, 2) for each in of(other).decisions.values()}
 
     assert run_ranks(RANKS, body) == [({0.05}, {0.05})] * RANKS
 
@@ -487,10 +488,10 @@ def test_figures_are_numbers(figures: list[object]) -> None:
         parameters, optimizer = start(engine, Compression.dense(), 0)
         one_step(engine, parameters, optimizer, 0)
         with pytest.raises(ConfigError, match="figures must be numbers"):
-            optimizer.gather_figures(figures)  # type: ignore[arg-type]
+            of(optimizer).gather_figures(figures)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="ranks bring 1, 2 figures"):
-            optimizer.gather_figures([1.0] * (engine.rank + 1))
-        return optimizer.gather_figures([math.inf])
+            of(optimizer).gather_figures([1.0] * (engine.rank + 1))
+        return of(optimizer).gather_figures([math.inf])
 
     assert run_ranks(RANKS, body) == [[[math.inf]] * RANKS] * RANKS
 
@@ -501,7 +502,7 @@ def test_norms_do_not_depend_on_a_loss_scale() -> None:
     def body(engine: InProcessEngine, scales: tuple[float, float]) -> list[float]:
         parameters, optimizer = start(engine, Compression.accordion(*TOPK, every=1), 0)
         scaler = torch.amp.GradScaler("cpu", init_scale=scales[0], growth_interval=10_000)
-        optimizer.follow_loss_scale(scaler)
+        of(optimizer).follow_loss_scale(scaler)
         for at in range(2):
             for step in range(PER_EPOCH):
                 optimizer.zero_grad()
@@ -514,8 +515,8 @@ def test_norms_do_not_depend_on_a_loss_scale() -> None:
                 scaler.update(scales[at])
             if at == 0:
                 scaler.update(scales[1])
-            optimizer.end_epoch()
-        return [round(each.ratio, 2) for each in optimizer.decisions.values()]
+            of(optimizer).end_epoch()
+        return [round(each.ratio, 2) for each in of(optimizer).decisions.values()]
 
     def scaled(scale: float, *where: object) -> torch.Tensor:
         return scale * gradient(*where)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import Cast, TopK
 from hvd_compress.cost.paths import Path as Way
@@ -256,7 +257,7 @@ def test_a_run_decides_as_planned(number: int, inputs: Inputs, tmp_path: Path) -
             result = flat_gradient(parameters)
             with optimizer.skip_synchronize():
                 optimizer.step()
-        return optimizer.decisions, result
+        return of(optimizer).decisions, result
 
     found = run_ranks(4, body, hosts=(0, 0, 1, 1))
     for decisions, result in found:
@@ -297,7 +298,7 @@ def test_gradients_of_16_bits_and_parameters_without_elements_fit(
         optimizer = make_optimizer(parameters, request, lambda: engine, engine.rank, engine.world_size)
         backward(parameters, engine.rank, 0)
         optimizer.step()
-        return set(optimizer.decisions)
+        return set(of(optimizer).decisions)
 
     for found in run_ranks(4, body, hosts=(0, 0, 1, 1)):
         assert {name for names in found for name in names} >= set(shapes) - {"empty"}
@@ -357,7 +358,7 @@ def test_buckets_of_several_dtypes_are_planned_apart(inputs: Inputs, tmp_path: P
         for name, parameter in parameters.items():
             backward({name: parameter}, engine.rank, 0)
         optimizer.step()
-        return set(optimizer.decisions)
+        return set(of(optimizer).decisions)
 
     assert run_ranks(4, body, hosts=(0, 0, 1, 1)) == [{entry.parameters for entry in entries}] * 4
 

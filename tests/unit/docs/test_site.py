@@ -15,13 +15,14 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 from hvd_compress.compression import Compression
+from hvd_compress.front.handle import Handle
 
 ROOT = Path(__file__).parents[3]
 BUILDER = ROOT / "tools" / "build_docs.py"
 FROM_ANOTHER_HOST = re.compile(
     r"""<(?:script|img|iframe)[^>]*\ssrc=["']?(?:https?:)?//|<link[^>]*\shref=["']?https?://"""
 )
-COMPRESSION = "hvd_compress.compression.Compression"
+CLASSES = {"hvd_compress.compression.Compression": Compression, "hvd_compress.front.handle.Handle": Handle}
 ELEMENTS = ("li", "tr", "pre", "img")
 
 
@@ -61,7 +62,7 @@ def check_reference(source: Path, body: str) -> None:
     """A page of docs/api/ has all public names of its module."""
     (name,) = re.findall(r"^::: ([\w.]+)$", source.read_text(), re.MULTILINE)
     documented = set(re.findall(rf'id="{re.escape(name)}\.(\w+)"', body))
-    public = {each for each in dir(Compression) if not each.startswith("_")} if name == COMPRESSION else exported(name)
+    public = {each for each in dir(CLASSES[name]) if not each.startswith("_")} if name in CLASSES else exported(name)
     assert public
     assert public <= documented, f"{name}: without a docstring: {sorted(public - documented)}"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.compressors import TopK
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.events.history import KEPT, Event, History
@@ -43,7 +44,7 @@ def test_steps_are_not_kept_where_nothing_is_to_choose(monkeypatch: pytest.Monke
         for step in range(3):
             backward(parameters, engine.rank, step)
             optimizer.step()
-        return optimizer.controller
+        return of(optimizer).controller
 
     assert run_ranks(2, body) == [None, None]
 
@@ -61,8 +62,10 @@ def test_buckets_bear_the_numbers_that_they_have_among_all(monkeypatch: pytest.M
             backward(late, engine.rank, step)
             optimizer.step()
             optimizer.zero_grad()
-        open_ = {number for number, way in enumerate(optimizer.decisions.values()) if "float64" not in way.reason}
-        return open_, {e.bucket for e in optimizer.controller.history if e.compressor != "Cast(dtype=None)"} or open_
+        open_ = {number for number, way in enumerate(of(optimizer).decisions.values()) if "float64" not in way.reason}
+        return open_, {
+            e.bucket for e in of(optimizer).controller.history if e.compressor != "Cast(dtype=None)"
+        } or open_
 
     for open_, seen in run_ranks(2, body):
         assert seen - {-1} == open_ != set(range(len(open_)))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Slot
 from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, PowerSGD, TopK
@@ -50,7 +51,7 @@ def logged(folder: Path, request: Request, ranks: int, **more: object) -> list[E
             backward(parameters, engine.rank, step)
             optimizer.step()
             optimizer.zero_grad()
-        assert optimizer.controller is None
+        assert of(optimizer).controller is None
         optimizer._reducer.close()
 
     run_ranks(ranks, body)
@@ -87,7 +88,7 @@ def test_bytes_are_those_of_the_step(tmp_path: Path) -> None:
             backward(parameters, engine.rank, step)
             optimizer.step()
             optimizer.zero_grad()
-        return optimizer.last_step.sent_bytes / optimizer.last_step.dense_bytes
+        return of(optimizer).last_step.sent_bytes / of(optimizer).last_step.dense_bytes
 
     sent = run_ranks(2, body)[0]
     assert [event.wire_ratio for event in read(tmp_path / "log.jsonl") if event.kind == "window"] == [sent]
@@ -136,7 +137,7 @@ def test_beside_a_controller_the_buckets_that_it_leaves_alone_are_told(
             optimizer.step()
             optimizer.zero_grad()
         optimizer._reducer.close()
-        return {number for number, way in enumerate(optimizer.decisions.values()) if "float64" in way.reason}
+        return {number for number, way in enumerate(of(optimizer).decisions.values()) if "float64" in way.reason}
 
     alone = run_ranks(2, body)[0]
     events = read(tmp_path / "log.jsonl")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from hvd_compress import of
 from hvd_compress.compressors import TopK
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, MissingPackageError
@@ -74,7 +75,7 @@ def test_rank_0_writes_what_its_history_holds(tmp_path: Path, monkeypatch: pytes
             backward(parameters, engine.rank, step)
             optimizer.step()
         optimizer._reducer.close()
-        return optimizer.controller.history
+        return of(optimizer).controller.history
 
     history = run_ranks(2, body)[0]
     chosen = [(event.step, event.ratio) for event in history if event.bucket == 2 and event.kind == "choice"]

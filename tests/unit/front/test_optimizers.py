@@ -115,8 +115,8 @@ def tell(rank: int) -> int:
         loss_of(ddp, rank, step).backward()
     known = compressed(make_model(), "demo")
     with pytest.raises(ConfigError, match=r"SGD has a momentum of its own \(0\.5\), and DeMo\("):
-        hc.follow_learning_rate(known, torch.optim.SGD(known.parameters(), lr=0.1, momentum=0.5))
-    hc.follow_learning_rate(known, DeMo(known.parameters()))
+        hc.of(known).follow_learning_rate(torch.optim.SGD(known.parameters(), lr=0.1, momentum=0.5))
+    hc.of(known).follow_learning_rate(DeMo(known.parameters()))
     loss_of(known, rank, 0).backward()
     return sum("an optimizer with another one of its own would train with both" in line for line in lines)
 

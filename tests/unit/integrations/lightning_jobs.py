@@ -313,7 +313,7 @@ def follows(rank: int, folder: Path) -> None:
 
     class Watch(pl.Callback):
         def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-            ratios = {round(each.ratio, 1) for each in hc.decisions(trainer.strategy.model).values()}
+            ratios = {round(each.ratio, 1) for each in hc.of(trainer.strategy.model).decisions.values()}
             sent.append((trainer.current_epoch, *ratios))
 
     accordion = Compression.accordion(*levels, eta=math.inf, every=1)
@@ -393,8 +393,8 @@ def with_fabric(rank: int, folder: Path) -> None:
     train(fabric, model, optimizer, loader, epochs=2)
     check_ranks_equal(model, "Fabric")
     assert 0 < (flat(model) - flat(dense)).norm() < 0.02 * (flat(dense) - start).norm()
-    assert hc.last_step(model).step == 7
-    assert hvd_compress.metrics(model)["ratio"] < 0.4
+    assert hc.of(model).last_step.step == 7
+    assert hvd_compress.of(model).metrics()["ratio"] < 0.4
 
     fabric, model, optimizer, loader = set_up()
     state = {"model": model, "optimizer": optimizer, "compression": compress(fabric, model, INT4)}

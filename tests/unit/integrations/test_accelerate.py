@@ -162,12 +162,12 @@ def mixed_precision_and_compiled(rank: int) -> None:
 def learning_rates_are_followed(rank: int) -> None:
     levels = (hc.Compression.topk(0.5, "allgather"), hc.Compression.topk(0.05, "allgather"))
     loop = Loop(hc.Compression.accordion(*levels, eta=math.inf, every=1))
-    hc.follow_learning_rate(loop.model, loop.optimizer)
+    hc.of(loop.model).follow_learning_rate(loop.optimizer)
     for epoch in range(5):
         loop.run(rank, range(3 * epoch, 3 * epoch + 3), largest=0.01)
         loop.optimizer.param_groups[0]["lr"] /= 10 if epoch == 2 else 1
-        hc.end_epoch(loop.model)
-    assert any("the learning rate has decayed" in each.reason for each in hc.controller(loop.model).history.events)
+        hc.of(loop.model).end_epoch()
+    assert any("the learning rate has decayed" in each.reason for each in hc.of(loop.model).controller.history.events)
 
 
 def files_of_models_and_hosts(rank: int, folder: Path) -> None:
@@ -214,7 +214,7 @@ def one_rank_saves(rank: int, folder: Path) -> None:
             again.accelerator.load_state(str(folder))
         assert not any(each.any() for each in remembered(hc.state_dict(again.model))["residuals"].values())
     again.run(rank, range(3, 5))
-    assert hc.last_step(again.model).step == 4
+    assert hc.of(again.model).last_step.step == 4
     dist.barrier()
     if rank == 0:
         (folder / "hvd_compress_0_0.pt").write_bytes(b"cut")

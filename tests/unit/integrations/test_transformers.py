@@ -146,11 +146,11 @@ def clipped_and_accumulated_as_dense(folder: Path) -> None:
         assert 0.1 < last["compression/ratio"] < 0.2
         assert figures < reported[-2].keys(), "what reports comes before this callback, and sees what it logs"
     assert type(int4.model_wrapped) is DistributedDataParallel
-    assert hc.decisions(int4.model_wrapped)
+    assert hc.of(int4.model_wrapped).decisions
     assert int4.evaluate()["eval_loss"] == int4.predict(Texts()).metrics["test_loss"]
     before = flat(int4.model)
     assert not torch.equal(parameters_after(int4), before), "a second train()"
-    assert hc.last_step(int4.model_wrapped).step == 15
+    assert hc.of(int4.model_wrapped).last_step.step == 15
 
 
 def resumed_as_never_interrupted(rank: int, folder: Path) -> None:
@@ -192,7 +192,7 @@ def mixed_precision_and_compiled(folder: Path) -> None:
     compiled = trainer_of(folder, INT4, Small(), max_grad_norm=0.0, torch_compile=True, torch_compile_backend="eager")
     assert torch.equal(parameters_after(compiled), expected)
     assert isinstance(compiled.model_wrapped, torch._dynamo.OptimizedModule)
-    assert hc.decisions(compiled.model_wrapped)
+    assert hc.of(compiled.model_wrapped).decisions
 
 
 def epochs_and_learning_rates_are_told(folder: Path) -> None:
@@ -201,13 +201,14 @@ def epochs_and_learning_rates_are_told(folder: Path) -> None:
     trainer = trainer_of(folder, request, Small(), max_steps=20)  # of 4 steps an epoch; rates decay in each step
     trainer.train()
     assert any(
-        "the learning rate has decayed" in each.reason for each in hc.controller(trainer.model_wrapped).history.events
+        "the learning rate has decayed" in each.reason
+        for each in hc.of(trainer.model_wrapped).controller.history.events
     )
     waits = {"patience": 0, "threshold": 0.99, "cooldown": 9}  # it decays behind the second epoch
     plateau = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": waits, "eval_strategy": "epoch"}
     trainer = trainer_of(folder, request, Small(), max_steps=12, metric_for_best_model="loss", **plateau)
     trainer.train()
-    report = hc.last_step(trainer.model_wrapped)
+    report = hc.of(trainer.model_wrapped).last_step
     assert report.sent_bytes > 0.5 * report.dense_bytes, "the third epoch knows of it"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import BlockQuantizer, CompressedMomentum, DenseMomentum
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
@@ -121,7 +122,7 @@ def test_ranks_follow_the_algorithm(scheme: str) -> None:
     def body(engine: InProcessEngine) -> tuple[torch.Tensor, torch.Tensor, list[tuple[str, ...]]]:
         parameters, optimizer = distributed(engine, onebit_adam(WARMUP, inner=INNER, scheme=scheme))
         train(parameters, optimizer, engine.rank, range(STEPS))
-        return flat(parameters), momenta(optimizer), list(optimizer.decisions)
+        return flat(parameters), momenta(optimizer), list(of(optimizer).decisions)
 
     ranks = run_ranks(SIZE, body)
     assert len(ranks[0][2]) == 3, "buckets"
@@ -178,8 +179,8 @@ def test_a_step_that_is_not_finite_leaves_what_is_remembered(make: Any, step: in
             parameters["second.bias"].register_hook(lambda own: own.clone().index_fill_(0, torch.tensor([3]), value))
         backward(parameters, engine.rank, step)
         optimizer.synchronize()
-        assert optimizer.last_step is not None
-        assert not optimizer.last_step.finite
+        assert of(optimizer).last_step is not None
+        assert not of(optimizer).last_step.finite
         check_remembered(before, optimizer.state_dict()["hvd_compress"])
 
     run_ranks(SIZE, body)
@@ -225,8 +226,8 @@ def test_what_is_remembered_moves_into_other_buckets(make: Any) -> None:
             parameters["odd"].register_hook(lambda own: own * float("nan"))
         backward(parameters, engine.rank, 5)
         optimizer.synchronize()  # in vain, so that what was loaded is what is there
-        assert len(optimizer.decisions) == 1
-        assert optimizer.last_step is not None
+        assert len(of(optimizer).decisions) == 1
+        assert of(optimizer).last_step is not None
         check_remembered(state["hvd_compress"], optimizer.state_dict()["hvd_compress"])
 
     run_ranks(2, body)

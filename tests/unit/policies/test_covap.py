@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import Cast
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
@@ -56,9 +57,9 @@ def test_bucket_t_is_sent_in_step_s_iff_t_plus_s_is_a_multiple() -> None:
             backward(parameters, engine.rank, step)
             optimizer.synchronize()
             use(parameters.values())
-            buckets = list(optimizer.decisions)  # all three, by number
+            buckets = list(of(optimizer).decisions)  # all three, by number
             sent.append([bool(parameters[names[0]].grad.any()) for names in buckets])
-            bytes_.append(optimizer.last_step.sent_bytes)
+            bytes_.append(of(optimizer).last_step.sent_bytes)
             optimizer.zero_grad()
         return sent, bytes_, [sum(parameters[n].numel() for n in names) * 4 for names in buckets]
 
@@ -100,7 +101,9 @@ def test_a_gradient_that_is_not_finite_in_a_skipped_bucket_is_dropped(bad: float
         parameters, optimizer = on_engine(engine, REQUEST)
         hurts = 0
         for step in range(8):
-            skipped = [names[0] for names, d in optimizer.decisions.items() if d.scheme == "skip" and len(names) > 1]
+            skipped = [
+                names[0] for names, d in of(optimizer).decisions.items() if d.scheme == "skip" and len(names) > 1
+            ]
             before = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
             hurt = skipped[0] if engine.rank == 1 and skipped and step in (4, 5) else None
             hurts += hurt is not None
@@ -110,16 +113,16 @@ def test_a_gradient_that_is_not_finite_in_a_skipped_bucket_is_dropped(bad: float
             )
             loss.backward()
             optimizer.step()
-            assert optimizer.last_step.finite
+            assert of(optimizer).last_step.finite
             if hurt is not None:
                 after = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
-                (mates,) = [names for names in optimizer.decisions if hurt in names]
+                (mates,) = [names for names in of(optimizer).decisions if hurt in names]
                 assert all(torch.equal(before[name], after[name]) for name in mates)  # the whole bucket's
-                others = [n for names, d in optimizer.decisions.items() for n in names if n not in mates]
+                others = [n for names, d in of(optimizer).decisions.items() for n in names if n not in mates]
                 assert any(not torch.equal(before[n], after[n]) for n in others)
             optimizer.zero_grad()
         assert (hurts > 0) == (engine.rank == 1)
-        return optimizer.last_step.nonfinite_steps, [p.detach().clone() for p in parameters.values()]
+        return of(optimizer).last_step.nonfinite_steps, [p.detach().clone() for p in parameters.values()]
 
     ranks = run_ranks(2, body)
     assert [count for count, _ in ranks] == [0, 0]
@@ -131,7 +134,7 @@ def test_a_step_that_is_not_finite_changes_no_residual_of_a_skipped_bucket() -> 
     def body(engine: InProcessEngine):
         parameters, optimizer = on_engine(engine, REQUEST)
         for step in range(5):
-            sent = [names[0] for names, d in optimizer.decisions.items() if d.scheme != "skip"]
+            sent = [names[0] for names, d in of(optimizer).decisions.items() if d.scheme != "skip"]
             before = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
             hurt = sent[0] if engine.rank == 1 and step == 4 else None
             loss = sum(
@@ -143,7 +146,7 @@ def test_a_step_that_is_not_finite_changes_no_residual_of_a_skipped_bucket() -> 
             use(parameters.values())
             optimizer.zero_grad()
         after = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
-        assert not optimizer.last_step.finite
+        assert not of(optimizer).last_step.finite
         assert before.keys() == after.keys()
         assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -187,8 +190,8 @@ def test_nothing_of_a_shard_is_lost(name: str, interval: int) -> None:
             optimizer.synchronize()
             use(parameters.values())
             came = came + flat_gradient(parameters)
-            moved.append(optimizer.last_step.sent_bytes)
-        assert len(optimizer.decisions) == 1
+            moved.append(of(optimizer).last_step.sent_bytes)
+        assert len(of(optimizer).decisions) == 1
         return came, flat_residual(optimizer, parameters), moved
 
     ranks = run_ranks(3, body)
@@ -212,7 +215,7 @@ def test_shards_take_turns() -> None:
             backward(parameters, engine.rank, step)
             optimizer.synchronize()
             use(parameters.values())
-            ((names, decision),) = optimizer.decisions.items()
+            ((names, decision),) = of(optimizer).decisions.items()
             shards.append(decision.shard)  # of the next step
             assert decision.reason == f"asked for; shard {decision.shard.number + 1} of 4"
             flat = torch.cat([parameters[name].grad.reshape(-1) for name in names])
@@ -260,7 +263,7 @@ def test_what_is_not_sent_can_be_held(set_to_none: bool) -> None:
             backward(parameters, engine.rank, step)
             optimizer.step()
             moved.append(
-                [any(not torch.equal(before[n], parameters[n]) for n in names) for names in optimizer.decisions]
+                [any(not torch.equal(before[n], parameters[n]) for n in names) for names in of(optimizer).decisions]
             )
             optimizer.zero_grad(set_to_none=set_to_none)
         return moved, [p.detach().clone() for p in parameters.values()]

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
@@ -70,16 +71,16 @@ class Job:
 
     @property
     def events(self) -> list[Event]:
-        assert self.optimizer.controller is not None
-        assert self.optimizer.controller.history is not None
-        return list(self.optimizer.controller.history.events)
+        assert of(self.optimizer).controller is not None
+        assert of(self.optimizer).controller.history is not None
+        return list(of(self.optimizer).controller.history.events)
 
 
 def test_the_interval_follows_the_ratio(clock: Clock) -> None:
     def body(engine: InProcessEngine) -> tuple[list[int], list[str], list[str]]:
         job = Job(engine, clock)
         sent = job.train(range(20))
-        return sent, [e.reason for e in job.events], [d.reason for d in job.optimizer.decisions.values()]
+        return sent, [e.reason for e in job.events], [d.reason for d in of(job.optimizer).decisions.values()]
 
     first, second = run_ranks(RANKS, body)
     assert first == second
@@ -133,7 +134,7 @@ def test_nothing_is_measured_without_adapting(clock: Clock) -> None:
     def body(engine: InProcessEngine) -> tuple[list[int], set[str]]:
         job = Job(engine, clock, adapt=False)
         sent = job.train(range(8))
-        return sent, {d.reason for d in job.optimizer.decisions.values()}
+        return sent, {d.reason for d in of(job.optimizer).decisions.values()}
 
     for sent, reasons in run_ranks(RANKS, body):
         assert sum(sent[:4]) == sum(sent[4:]) == 3 * 64 * 64
@@ -197,7 +198,7 @@ def test_one_rank_filters_nothing() -> None:
             backward(parameters, 0, step)
             made.step()
             assert all(bool(parameter.grad.any()) for parameter in parameters.values())
-        return {each.reason for each in made.decisions.values()}
+        return {each.reason for each in of(made).decisions.values()}
 
     assert all("one rank exchanges nothing" in reason for reason in run_ranks(1, body)[0])
 
@@ -213,9 +214,9 @@ def test_a_model_without_one_clock_gets_the_interval_that_is_not_measured(
     def body(engine: InProcessEngine) -> tuple[list[int], set[str]]:
         job = Job(engine, clock)
         with pytest.raises(UnsupportedError, match="lie on several devices"):
-            job.optimizer.profile_ccr()
+            of(job.optimizer).profile_ccr()
         sent = job.train(range(8))
-        return sent, {each.reason for each in job.optimizer.decisions.values()}
+        return sent, {each.reason for each in of(job.optimizer).decisions.values()}
 
     for sent, reasons in run_ranks(RANKS, body):
         assert sum(sent[:4]) == sum(sent[4:]) == 3 * 64 * 64

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
@@ -39,7 +40,7 @@ def train(request: Request) -> list[tuple[torch.Tensor, torch.Tensor, dict[str, 
             seen.append(flat_gradient(parameters).clone())
             optimizer.zero_grad()
         travels = {
-            name: type(each.compressor).__name__ for names, each in optimizer.decisions.items() for name in names
+            name: type(each.compressor).__name__ for names, each in of(optimizer).decisions.items() for name in names
         }
         return torch.cat(seen), flat_residual(optimizer, parameters), travels
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from hvd_compress import of
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.cli.main import main
 from hvd_compress.compression import Compression
@@ -50,7 +51,7 @@ def test_each_bucket_travels_as_the_plan_says(tmp_path: Path) -> None:
 
     def body(engine: InProcessEngine):
         optimizer = first_step(engine, request)
-        return {names: (d.compressor, str(d.path)) for names, d in optimizer.decisions.items()}
+        return {names: (d.compressor, str(d.path)) for names, d in of(optimizer).decisions.items()}
 
     for found in run_ranks(2, body):
         assert found.pop(("second.bias", "first.bias")) == (TopK(0.05), "star-ring")
@@ -65,7 +66,7 @@ def test_a_plan_names_blocks_of_bits(tmp_path: Path) -> None:
 
     def body(engine: InProcessEngine):
         optimizer = first_step(engine, request)
-        return {(d.compressor, str(d.path)) for d in optimizer.decisions.values()}
+        return {(d.compressor, str(d.path)) for d in of(optimizer).decisions.values()}
 
     assert run_ranks(3, body) == [{(BlockQuantizer(4, 128), "alltoall-allgather")}] * 3
 
@@ -79,8 +80,8 @@ def test_a_plan_names_an_option_of_the_tree(tmp_path: Path) -> None:
 
     def body(engine: InProcessEngine):
         optimizer = first_step(engine, request)
-        optimizer.save_plan(tmp_path / f"saved-{engine.rank}.json")
-        return {(d.compressor, str(d.path)) for d in optimizer.decisions.values()}
+        of(optimizer).save_plan(tmp_path / f"saved-{engine.rank}.json")
+        return {(d.compressor, str(d.path)) for d in of(optimizer).decisions.values()}
 
     assert run_ranks(4, body, hosts=(0, 0, 1, 1)) == [{(TopK(0.05), OPTION)}] * 4
     assert {entry.scheme for entry in read(tmp_path / "saved-0.json").buckets} == {OPTION}
@@ -125,8 +126,8 @@ def test_a_plan_names_schemes_that_nothing_chooses(tmp_path: Path) -> None:
 
     def body(engine: InProcessEngine, request: Request):
         optimizer = first_step(engine, request)
-        optimizer.save_plan(tmp_path / f"saved-{engine.rank}.json")
-        return {(d.compressor, str(d.path)) for d in optimizer.decisions.values()}
+        of(optimizer).save_plan(tmp_path / f"saved-{engine.rank}.json")
+        return {(d.compressor, str(d.path)) for d in of(optimizer).decisions.values()}
 
     for scheme in ("hierarchical", "hierarchical-both", "hitopk", "parameter-server"):
         request = planned(scheme)
@@ -164,7 +165,7 @@ def test_parameters_of_a_pattern_are_cut_as_usual_and_share_with_no_others(tmp_p
     def buckets(threshold: int) -> set[frozenset[str]]:
         settings = Settings(threshold, 60)
         optimizer = first_step(alone(), Compression.plan(file), settings=settings)
-        return {frozenset(names) for names in optimizer.decisions}
+        return {frozenset(names) for names in of(optimizer).decisions}
 
     assert buckets(10**6) == {
         frozenset(("first.weight", "second.weight")),
@@ -184,8 +185,8 @@ def test_what_is_in_use_can_be_pinned(name: str, tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
         if engine.rank == 0 and request.policy is None:
-            optimizer.save_plan(tmp_path / "plan.json")
-        return [p.detach() for p in parameters.values()], optimizer.decisions
+            of(optimizer).save_plan(tmp_path / "plan.json")
+        return [p.detach() for p in parameters.values()], of(optimizer).decisions
 
     first = run_ranks(2, lambda engine: train(engine, REQUESTS[name]))
     planned = Compression.plan(tmp_path / "plan.json")
@@ -204,18 +205,18 @@ def test_what_the_controller_chose_can_be_pinned(tmp_path: Path, monkeypatch: py
         settings = Settings(600, 60, adapt=True, calibration_s=0.0)
         parameters, optimizer = on_engine(engine, Request(TopK(0.05)), settings=settings)
         step = 0
-        while step < 3 or not optimizer.controller.settled:
+        while step < 3 or not of(optimizer).controller.settled:
             backward(parameters, engine.rank, step)
             optimizer.step()
             optimizer.zero_grad()
             step += 1
             assert step < 300
         if engine.rank == 0:
-            optimizer.save_plan(tmp_path / "plan.json")
-        return optimizer.decisions
+            of(optimizer).save_plan(tmp_path / "plan.json")
+        return of(optimizer).decisions
 
     chosen = run_ranks(2, choose)[0]
-    pinned = run_ranks(2, lambda e: first_step(e, Compression.plan(tmp_path / "plan.json")).decisions)[0]
+    pinned = run_ranks(2, lambda e: of(first_step(e, Compression.plan(tmp_path / "plan.json"))).decisions)[0]
     assert pinned == chosen
     assert all(decision.reason == "planned" for decision in pinned.values())
 
@@ -226,7 +227,7 @@ def saved(tmp_path: Path, ranks: int = 2) -> dict[str, object]:
     def body(engine: InProcessEngine) -> None:
         optimizer = first_step(engine, REQUESTS["topk-star"])
         if engine.rank == 0:
-            optimizer.save_plan(tmp_path / "saved.json")
+            of(optimizer).save_plan(tmp_path / "saved.json")
 
     run_ranks(ranks, body)
     return json.loads((tmp_path / "saved.json").read_text())
@@ -332,7 +333,7 @@ def test_sparse_gradients_travel_by_their_rows_whatever_a_plan_says(tmp_path: Pa
         (looked_up * parameters["weight"]).sum().backward()
         optimizer.synchronize()
         if file is not None and engine.rank == 0:
-            optimizer.save_plan(file)
+            of(optimizer).save_plan(file)
         return parameters["table"].grad.to_dense()
 
     file = tmp_path / "plan.json"
@@ -421,14 +422,14 @@ def test_a_plan_survives_being_written(tmp_path: Path) -> None:
 def test_save_plan_says_when_it_cannot(tmp_path: Path) -> None:
     parameters, optimizer = on_engine(alone(), Request(Cast(), policy=Covap(4)))
     with pytest.raises(UsageError, match="before the first step"):
-        optimizer.save_plan(tmp_path / "plan.json")
+        of(optimizer).save_plan(tmp_path / "plan.json")
     backward(parameters, 0, 0)
     optimizer.step()
     with pytest.raises(UsageError, match=r"sent in the coming step"):
-        optimizer.save_plan(tmp_path / "plan.json")
+        of(optimizer).save_plan(tmp_path / "plan.json")
     optimizer = first_step(alone(), Request(EFSign()))
     with pytest.raises(PlanError, match="cannot write the plan"):
-        optimizer.save_plan(tmp_path / "nowhere" / "plan.json")
+        of(optimizer).save_plan(tmp_path / "nowhere" / "plan.json")
 
 
 def check(file: Path):

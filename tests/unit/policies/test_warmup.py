@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.compressors import BlockQuantizer, Cast, CompressedMomentum, DenseMomentum
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
@@ -26,8 +27,8 @@ def test_each_step_travels_as_its_number_says() -> None:
         for step in range(6):
             backward(parameters, engine.rank, step)
             optimizer.step()
-            schemes.append({decision.scheme for decision in optimizer.decisions.values()})  # of the coming step
-            sent.append(optimizer.last_step.sent_bytes)
+            schemes.append({decision.scheme for decision in of(optimizer).decisions.values()})  # of the coming step
+            sent.append(of(optimizer).last_step.sent_bytes)
             optimizer.zero_grad()
         return schemes, sent
 
@@ -60,11 +61,11 @@ def test_a_plan_is_saved_after_it(tmp_path: Path) -> None:
     for step in range(STEPS):
         if step:
             with pytest.raises(UsageError, match=r"for the time being \(warm-up of 3 steps\): train more steps"):
-                optimizer.save_plan(tmp_path / "plan.json")
+                of(optimizer).save_plan(tmp_path / "plan.json")
         backward(parameters, 0, step)
         optimizer.step()
         optimizer.zero_grad()
-    optimizer.save_plan(tmp_path / "plan.json")
+    of(optimizer).save_plan(tmp_path / "plan.json")
     assert '"name": "momentum"' in (tmp_path / "plan.json").read_text()
 
 
@@ -74,7 +75,7 @@ def test_float64_is_sent_dense_all_the_time() -> None:
     for step in range(STEPS + 2):
         backward(parameters, 0, step)
         optimizer.synchronize()
-        assert {decision.compressor for decision in optimizer.decisions.values()} == {Cast()}
+        assert {decision.compressor for decision in of(optimizer).decisions.values()} == {Cast()}
         optimizer.zero_grad()
 
 

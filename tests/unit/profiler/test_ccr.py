@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
@@ -48,12 +49,12 @@ def trained(
         parameter.register_hook(lambda _: clock.reach(clock() + factor * PASS_S))
     for step in range(STEPS):
         if profiled and step == 4:
-            optimizer.profile_ccr(3)
+            of(optimizer).profile_ccr(3)
         optimizer.zero_grad()
         together.begin(engine.rank)
         backward(parameters, engine.rank, step)
         optimizer.step()
-    return optimizer.ccr, torch.cat([p.detach().reshape(-1) for p in parameters.values()]), len(parameters)
+    return of(optimizer).ccr, torch.cat([p.detach().reshape(-1) for p in parameters.values()]), len(parameters)
 
 
 def test_a_late_rank_changes_the_backward_pass_and_not_the_collectives(clock: Clock) -> None:
@@ -88,11 +89,11 @@ def test_no_gradient_from_a_backward_pass_is_no_ratio() -> None:
         parameters, optimizer = on_engine(engine, Compression.dense())
         for step in range(8):
             if step == 2:
-                optimizer.profile_ccr(2)
+                of(optimizer).profile_ccr(2)
             for parameter in parameters.values():
                 parameter.grad = torch.ones_like(parameter)
             optimizer.step()
-        return optimizer.ccr
+        return of(optimizer).ccr
 
     for found in run_ranks(2, body):
         assert found is not None
@@ -104,7 +105,7 @@ def test_steps_are_a_whole_number(steps: object) -> None:
     def body(engine: InProcessEngine) -> None:
         _, optimizer = on_engine(engine, Compression.dense())
         with pytest.raises(ConfigError, match="is not a number of steps"):
-            optimizer.profile_ccr(steps)  # type: ignore[arg-type]
+            of(optimizer).profile_ccr(steps)  # type: ignore[arg-type]
 
     run_ranks(1, body)
 
@@ -115,7 +116,7 @@ def test_buckets_are_held_back_while_it_is_profiled() -> None:
         beside = []
         for step in range(8):
             if step == 3:
-                optimizer.profile_ccr(2)
+                of(optimizer).profile_ccr(2)
             backward(parameters, engine.rank, step)
             beside.append(any(optimizer._reducer.session.is_launched(n) for n in range(3)) if step else False)
             optimizer.step()
@@ -139,12 +140,12 @@ def test_what_is_profiled_tells_a_policy_nothing_of_its_network(name: str, clock
             parameter.register_hook(lambda _: clock.reach(clock() + PASS_S))
         for step in range(150):
             if step in (1, 60):
-                optimizer.profile_ccr(20)
+                of(optimizer).profile_ccr(20)
             optimizer.zero_grad()
             backward(parameters, engine.rank, step)
             optimizer.step()
-        events = [] if optimizer.controller is None else [e.kind for e in optimizer.controller.history.events]
-        return events, optimizer.ccr.steps, len(parameters)
+        events = [] if of(optimizer).controller is None else [e.kind for e in of(optimizer).controller.history.events]
+        return events, of(optimizer).ccr.steps, len(parameters)
 
     first, second = run_ranks(2, body)
     assert first == second

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.compressors import Cast, EFSign, PowerSGD
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
@@ -76,7 +77,7 @@ def test_accumulated_gradients_are_one_step(tmp_path: Path) -> None:
 
 def test_nothing_is_chosen_while_training(tmp_path: Path) -> None:
     given = replace(settings(tmp_path), adapt=True)
-    assert run_ranks(2, lambda engine: train(engine, given, steps=2)[0].controller) == [None, None]
+    assert run_ranks(2, lambda engine: of(train(engine, given, steps=2)[0]).controller) == [None, None]
 
 
 def test_buckets_are_held_back_until_the_profile_is_complete(tmp_path: Path) -> None:

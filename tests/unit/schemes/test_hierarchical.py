@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from hvd_compress import schemes
+from hvd_compress import of, schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import (
     DGC,
@@ -461,7 +461,7 @@ def test_an_optimizer_learns_the_hosts_from_its_engine() -> None:
             optimizer.zero_grad()
             backward(parameters, engine.rank, step)
             optimizer.synchronize()
-        (scheme,) = {decision.scheme for decision in optimizer.decisions.values()}
+        (scheme,) = {decision.scheme for decision in of(optimizer).decisions.values()}
         assert scheme == "hierarchical"
         return flat_gradient(parameters), [leaders(engine) is not None, *within_host(engine).ranks]
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
@@ -95,7 +96,7 @@ def trained(engine: InProcessEngine, name: str, in_flight: int, hosts: tuple[int
         optimizer.zero_grad()
         backward(parameters, engine.rank, step)
         optimizer.step()
-    assert len(optimizer.decisions) == len(SHAPES)
+    assert len(of(optimizer).decisions) == len(SHAPES)
     return torch.cat([parameter.detach().reshape(-1) for parameter in parameters.values()])
 
 

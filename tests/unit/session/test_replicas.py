@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import CommunicationError, ReplicaError
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
@@ -111,7 +112,7 @@ def test_results_that_differ_name_their_bucket() -> None:
 
         def damaged(tensor: torch.Tensor, algorithm: str) -> None:
             allreduce(tensor, algorithm)
-            if engine.rank == 2 and optimizer.last_step is not None and tensor.numel() == 40:
+            if engine.rank == 2 and of(optimizer).last_step is not None and tensor.numel() == 40:
                 tensor[7] += 1e-6
 
         engine._allreduce = damaged  # type: ignore[method-assign]
@@ -203,7 +204,7 @@ def test_what_is_checked_costs_no_bytes_of_a_step() -> None:
         sent = []
         for step in range(4):
             train(engine, parameters, optimizer, range(step, step + 1))
-            sent.append(optimizer.last_step.sent_bytes)
+            sent.append(of(optimizer).last_step.sent_bytes)
         return sent
 
     for sent in run_ranks(RANKS, body):
@@ -268,7 +269,7 @@ def test_where_no_step_is_seen_the_difference_counts_in_the_end() -> None:
 
         with pytest.raises(ReplicaError) as found:
             exchange(range(2 * UNSEEN))
-        return optimizer.last_step.step, str(found.value)
+        return of(optimizer).last_step.step, str(found.value)
 
     for step, message in run_ranks(RANKS, body):
         assert step == FIRST + UNSEEN - 1

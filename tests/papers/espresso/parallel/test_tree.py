@@ -35,7 +35,9 @@ def train(engine: Engine, request: Request) -> tuple[torch.Tensor, torch.Tensor]
         optimizer.step()
         seen.append(flat_gradient(parameters).clone())
         optimizer.zero_grad()
-    assert {str(decision.path) for decision in optimizer.decisions.values()} == {request.policy.plan.default.scheme}
+    assert {str(decision.path) for decision in hvd.of(optimizer).decisions.values()} == {
+        request.policy.plan.default.scheme
+    }
     return torch.cat(seen), flat_residual(optimizer, parameters)
 
 

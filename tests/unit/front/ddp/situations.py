@@ -74,8 +74,8 @@ def _trained(situation: Situation, rank: int, request: Request | None) -> tuple[
         losses.append(loss)
         check_ranks_equal(ddp.module, step)
     if request is not None:
-        assert len(hc.decisions(ddp)) > 1, "several buckets, or their order is not tested"
-        assert hc.last_step(ddp).finite
+        assert len(hc.of(ddp).decisions) > 1, "several buckets, or their order is not tested"
+        assert hc.of(ddp).last_step.finite
     return {name: tensor.clone() for name, tensor in ddp.module.state_dict().items()}, losses
 
 

@@ -11,7 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
 from hvd_compress.engines.torch_timeout import own_timeout_s
-from hvd_compress.front.ddp.api import handle_of
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import REQUESTS, flat, loss_of, make_model, optimizer_of
 
@@ -27,9 +26,9 @@ def train_alone(rank: int) -> None:
         ddp = hc.compress(DistributedDataParallel(make_model()), request)
         assert torch.equal(trained(ddp, rank), expected), name
         assert hc.compress(ddp, request) is ddp
-        assert {each.compressor.compresses for each in hc.decisions(ddp).values()} == {False}, name
-        kept = hc.gathered_state_dict(ddp)
-        hc.load_gathered_state_dict(ddp, kept)
+        assert {each.compressor.compresses for each in hc.of(ddp).decisions.values()} == {False}, name
+        kept = hc.of(ddp).gathered_state_dict()
+        hc.of(ddp).load_gathered_state_dict(kept)
 
 
 def trained(ddp: DistributedDataParallel, rank: int) -> torch.Tensor:
@@ -65,5 +64,5 @@ def patience(_: int) -> list[float]:
         group = dist.new_group(timeout=limit)
         assert own_timeout_s(group) == (limit.total_seconds() if limit else 0.0)
         ddp = hc.compress(DistributedDataParallel(make_model(), process_group=group), hc.Compression.int8())
-        found.append(handle_of(ddp).session._pipeline._timeout_s)
+        found.append(hc.of(ddp).session._pipeline._timeout_s)
     return found

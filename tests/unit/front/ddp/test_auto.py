@@ -18,10 +18,10 @@ def choose(rank: int) -> None:
     optimizer = optimizer_of(model)
     train(model, optimizer, rank, range(40))
     check_ranks_equal(model, "auto")
-    assert hc.controller(model).settled
-    chosen = [(names, str(d), d.reason) for names, d in hc.decisions(model).items()]
+    assert hc.of(model).controller.settled
+    chosen = [(names, str(d), d.reason) for names, d in hc.of(model).decisions.items()]
     everyone: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, chosen)
     assert everyone == [chosen] * len(everyone)
     assert all("a step not hidden" in reason for *_, reason in chosen)
-    assert all(not d.is_trial for d in hc.decisions(model).values())
+    assert all(not d.is_trial for d in hc.of(model).decisions.values())

@@ -23,12 +23,12 @@ def profiled(rank: int) -> None:
         model = compressed(make_model(), hc.Compression.int8())
         optimizer = optimizer_of(model)
         train(model, optimizer, rank, range(4))
-        assert hc.ccr(model) is None
+        assert hc.of(model).ccr is None
         if steps:
-            hc.profile_ccr(model, steps)
+            hc.of(model).profile_ccr(steps)
         train(model, optimizer, rank, range(4, 8))
         trained.append(flat(model))
-    found = hc.ccr(model)
+    found = hc.of(model).ccr
     assert found is not None
     everyone: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, asdict(found))
@@ -48,7 +48,7 @@ def adaptive(rank: int) -> None:
     optimizer = optimizer_of(model)
     train(model, optimizer, rank, range(30))
     check_ranks_equal(model, "covap")
-    controller = hc.controller(model)
+    controller = hc.of(model).controller
     assert controller is not None
     assert controller.history is not None
     first = controller.history.events[0]
@@ -65,12 +65,12 @@ def test_buckets_that_are_cut_anew_are_profiled_from_then_on() -> None:
 def static(rank: int) -> None:
     model = compressed(make_model(), hc.Compression.dense(), static_graph=True)
     optimizer = optimizer_of(model)
-    hc.profile_ccr(model, 3)
+    hc.of(model).profile_ccr(3)
     begun_s = time.perf_counter()
     train(model, optimizer, rank, range(8))
     taken_s = time.perf_counter() - begun_s
-    found = hc.ccr(model)
+    found = hc.of(model).ccr
     assert found is not None
     assert found.steps == 3
     assert found.communicate_s + found.backward_s < taken_s
-    assert len(hc.decisions(model)) > 1
+    assert len(hc.of(model).decisions) > 1

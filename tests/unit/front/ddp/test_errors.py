@@ -92,7 +92,7 @@ class TestRefusal:
         with pytest.raises(UsageError, match=r"is compressed already, by .*TopK.*wrap the module anew"):
             hc.compress(ddp, hc.Compression.int4())
         loss_of(ddp, 0, 1).backward()
-        assert hc.last_step(ddp).step == 1
+        assert hc.of(ddp).last_step.step == 1
 
     def test_a_model_with_another_hook(self) -> None:
         ddp = DistributedDataParallel(make_model())
@@ -108,10 +108,10 @@ class TestRefusal:
             with pytest.raises(RuntimeError, match="too late"):
                 hc.compress(ddp, TOPK)
         with pytest.raises(UsageError, match="is not compressed"):
-            hc.last_step(ddp)
+            hc.of(ddp)
         assert hc.compress(ddp, TOPK) is ddp
         loss_of(ddp, 0, 0).backward()
-        assert hc.last_step(ddp).step == 0
+        assert hc.of(ddp).last_step.step == 0
 
     def test_sparse_gradients(self) -> None:
         model = torch.nn.Sequential(torch.nn.Embedding(5, 3, sparse=True), torch.nn.Linear(3, 2))
@@ -124,13 +124,13 @@ class TestRefusal:
 
     def test_questions_about_a_model_that_is_not_compressed(self) -> None:
         for model in (DistributedDataParallel(make_model()), make_model(), None):
-            for ask in (hc.last_step, hc.decisions, hc.controller, hc.state_dict):
+            for ask in (hc.of, hc.state_dict):
                 with pytest.raises(UsageError, match=f"this {type(model).__name__} is not compressed"):
                     ask(model)
             with pytest.raises(UsageError, match="is not compressed"):
                 hc.load_state_dict(model, {})
             with pytest.raises(UsageError, match="is not compressed"):
-                hc.follow_loss_scale(model, torch.amp.GradScaler("cpu"))
+                hc.of(model).follow_loss_scale(torch.amp.GradScaler("cpu"))
 
     def test_a_wrong_variable_of_the_environment(self, monkeypatch) -> None:
         ddp = DistributedDataParallel(make_model())
@@ -149,7 +149,7 @@ class TestRefusal:
         assert ddp.module(batch(0, 0)[0]).shape == (16, 3), "the module by itself can be used"
         assert hc.compress(again, TOPK) is again  # takes over, whoever still refers to the other one
         loss_of(again, 0, 1).backward()
-        assert hc.last_step(again).step == 0
+        assert hc.of(again).last_step.step == 0
         with pytest.raises(UsageError, match="is compressed in another DistributedDataParallel than this one"):
             ddp(batch(0, 0)[0])
 
@@ -205,7 +205,7 @@ class TestRefusal:
                 take(ddp)
             other = compressed(module, TOPK)
             loss_of(other, 0, 0).backward()
-            assert hc.last_step(other).step == 0
+            assert hc.of(other).last_step.step == 0
 
 
 def test_a_ddp_that_the_compiler_traces() -> None:

@@ -31,7 +31,7 @@ def save(rank: int, folder: Path) -> None:
         ddp = compressed(make_model(), name)
         optimizer = optimizer_of(ddp)
         train(ddp, optimizer, rank, range(4))
-        own, gathered = hc.state_dict(ddp), hc.gathered_state_dict(ddp)
+        own, gathered = hc.state_dict(ddp), hc.of(ddp).gathered_state_dict()
         assert list(gathered["ranks"]) == ([f"rank {each} of 3" for each in range(3)] if rank == 0 else [*own["ranks"]])
         if rank == 0:
             torch.save({"model": ddp.module.state_dict(), "compression": gathered}, folder / name)
@@ -39,7 +39,7 @@ def save(rank: int, folder: Path) -> None:
         saved = torch.load(folder / name, weights_only=True)
         again = compressed(make_model(1), name)
         again.module.load_state_dict(saved["model"])
-        hc.load_gathered_state_dict(again, saved["compression"])
+        hc.of(again).load_gathered_state_dict(saved["compression"])
         kept = remembered(hc.state_dict(again))["residuals"]
         assert all(torch.equal(kept[key], each) for key, each in remembered(own)["residuals"].items())
         other = optimizer_of(again)
@@ -48,9 +48,9 @@ def save(rank: int, folder: Path) -> None:
         train(again, other, rank, range(4, 6))
         assert torch.equal(flat(ddp), flat(again)), name
         with pytest.raises(ConfigError, match=f"not the state of all ranks of a job, but of rank {rank} of 3"):
-            hc.load_gathered_state_dict(again, own)
+            hc.of(again).load_gathered_state_dict(own)
     with pytest.raises(UsageError, match="is not compressed"):
-        hc.gathered_state_dict(make_model())
+        hc.of(make_model()).gathered_state_dict()
 
 
 def of_some_ranks(rank: int) -> None:
@@ -58,7 +58,7 @@ def of_some_ranks(rank: int) -> None:
     group = dist.new_group([1, 2])
     if rank:
         ddp = compressed(make_model(), "int4", process_group=group)
-        own, gathered = hc.state_dict(ddp)["ranks"], hc.gathered_state_dict(ddp)["ranks"]
+        own, gathered = hc.state_dict(ddp)["ranks"], hc.of(ddp).gathered_state_dict()["ranks"]
         assert list(own) == [f"rank {rank - 1} of 2"]
         assert list(gathered) == (["rank 0 of 2", "rank 1 of 2"] if rank == 1 else list(own))
 
@@ -68,7 +68,7 @@ def go_on(rank: int, folder: Path) -> None:
     for name in NAMES:
         saved = torch.load(folder / name, weights_only=True)["compression"]
         ddp = compressed(make_model(), name)
-        hc.load_gathered_state_dict(ddp, saved)
+        hc.of(ddp).load_gathered_state_dict(saved)
         found = remembered(hc.state_dict(ddp))
         ranks = [saved["ranks"][f"rank {each} of 3"] for each in range(3)]
         for key, residual in found["residuals"].items():
@@ -80,7 +80,7 @@ def go_on(rank: int, folder: Path) -> None:
                 if all(torch.equal(each["states"][kind][key], tensor) for each in ranks[:1]):
                     assert torch.equal(tensor, ranks[1]["states"][kind][key]), "alike on all ranks, it stays so"
         train(ddp, optimizer_of(ddp), rank, range(1))
-        assert hc.last_step(ddp).step == saved["step"]
+        assert hc.of(ddp).last_step.step == saved["step"]
 
 
 def test_a_rank_that_gathers_alone_is_told_so_and_pairs_with_nothing() -> None:
@@ -91,12 +91,12 @@ def test_a_rank_that_gathers_alone_is_told_so_and_pairs_with_nothing() -> None:
 def gather_alone(rank: int) -> None:
     ddp = compressed(make_model(), "int4")
     train(ddp, optimizer_of(ddp), rank, range(2))
-    hc.gathered_state_dict(ddp)
+    hc.of(ddp).gathered_state_dict()
     if rank == 0:
         with pytest.raises(CommunicationError, match=r"step 2, what is saved: no answer within 1 s .* rank 1 has not"):
-            hc.gathered_state_dict(ddp)
+            hc.of(ddp).gathered_state_dict()
         with pytest.warns(UserWarning, match="an earlier exchange failed, .*: this is of one rank"):
-            assert list(hc.gathered_state_dict(ddp)["ranks"]) == ["rank 0 of 2"]
+            assert list(hc.of(ddp).gathered_state_dict()["ranks"]) == ["rank 0 of 2"]
     found = torch.zeros(2)
     dist.all_gather_into_tensor(found, torch.tensor([float(rank)]))
     assert found.tolist() == [0.0, 1.0]

@@ -41,12 +41,14 @@ def compare(rank: int) -> None:
     for ddp in (compressed(make_model(), "int4"), registered(make_model(), hc.hook(REQUESTS["int4"]))):
         train(ddp, optimizer_of(ddp), rank, range(5))
         check_ranks_equal(ddp, "pair")
-        assert hc.last_step(ddp).step == 4
-        assert [name for names in hc.decisions(ddp) for name in names].count("0.weight") == 1, "parameters have names"
+        assert hc.of(ddp).last_step.step == 4
+        assert [name for names in hc.of(ddp).decisions for name in names].count("0.weight") == 1, (
+            "parameters have names"
+        )
         trained.append(flat(ddp))
     assert torch.equal(*trained)
     first = registered(make_model(), hc.hook(REQUESTS["int4"]))
-    assert (hc.last_step(first), hvd_compress.metrics(first)) == (None, {}), "known before its first step"
+    assert (hc.of(first).last_step, hvd_compress.of(first).metrics()) == (None, {}), "known before its first step"
     assert hc.compress(first, REQUESTS["int4"]) is first
     with pytest.raises(UsageError, match="is compressed already"):
         hc.compress(first, REQUESTS["int8"])
@@ -75,7 +77,7 @@ def resume(rank: int) -> None:
         assert any(bool(each.any()) for each in residuals.values())
         train(going, optimizer, rank, range(3, 6))
         train(again, others, rank, range(3, 6))
-        assert hc.last_step(again).step == 5
+        assert hc.of(again).last_step.step == 5
         assert torch.equal(flat(going), flat(again)), name
 
 
@@ -95,7 +97,7 @@ def of_two(rank: int) -> None:
     train(first, optimizer_of(first), rank, range(2))
     second = registered(make_model(), pair)
     with pytest.raises(UsageError, match=words):
-        hvd_compress.metrics(second)
+        hvd_compress.of(second).metrics()
     with pytest.raises(ConfigError, match=r"that the same pair of hook\(\) is registered with"):
         loss_of(second, rank, 0).backward()
     state = pickle.loads(pickle.dumps(pair[0]))
@@ -124,7 +126,7 @@ def pass_over(_: int) -> None:
     assert any(each is proxies[0] for each in gc.get_objects())
     ddp = registered(make_model(), hc.hook(REQUESTS["int4"]))
     loss_of(ddp, 0, 0).backward()
-    assert hc.last_step(ddp).step == 0
+    assert hc.of(ddp).last_step.step == 0
 
 
 def test_what_it_refuses() -> None:

@@ -48,8 +48,8 @@ def train(rank: int, name: str, plan: str) -> int:
         optimizer.zero_grad()
         loss_of(ddp, rank, step).backward()
         optimizer.step()
-    assert hc.controller(ddp) is None
-    return len(hc.decisions(ddp))
+    assert hc.of(ddp).controller is None
+    return len(hc.of(ddp).decisions)
 
 
 def test_ranks_try_alike_what_a_request_leaves_open(tmp_path: Path) -> None:
@@ -68,4 +68,4 @@ def train_openly(rank: int) -> list[tuple[str, str]]:
         optimizer.zero_grad()
         loss_of(ddp, rank, step).backward()
         optimizer.step()
-    return [(str(decision.path), decision.reason) for decision in hc.decisions(ddp).values()]
+    return [(str(decision.path), decision.reason) for decision in hc.of(ddp).decisions.values()]

@@ -53,7 +53,7 @@ def train_with_each(rank: int) -> None:
         ddp, optimizer = wrapped(name)
         losses = train(ddp, optimizer, rank, range(30))
         assert sum(losses[-5:]) < 0.8 * sum(losses[:5]), f"{name}: {losses}"
-        assert len(hc.decisions(ddp)) > 1, "buckets were cut anew after the first step"
+        assert len(hc.of(ddp).decisions) > 1, "buckets were cut anew after the first step"
 
 
 def test_to_resume_is_to_go_on_to_the_bit() -> None:

@@ -34,15 +34,15 @@ def test_what_is_in_use_can_be_pinned(tmp_path: Path) -> None:
 def pin(rank: int, file: Path) -> None:
     first = compressed(make_model(), hc.Compression.topk(0.1, "star"))
     with pytest.raises(UsageError, match="before the first step"):
-        hc.save_plan(first, file)
+        hc.of(first).save_plan(file)
     trained = train(first, rank)
     if rank == 0:
-        hc.save_plan(first, file)
+        hc.of(first).save_plan(file)
     torch.distributed.barrier()
     again = compressed(make_model(), hc.Compression.plan(file))
     assert torch.equal(train(again, rank), trained)
-    assert hc.decisions(again) == hc.decisions(first)
-    assert len(hc.decisions(again)) > 1
+    assert hc.of(again).decisions == hc.of(first).decisions
+    assert len(hc.of(again).decisions) > 1
 
 
 def test_a_bucket_that_is_treated_in_several_ways_is_sent_dense(tmp_path: Path) -> None:
@@ -61,11 +61,11 @@ def mix(rank: int, file: Path) -> None:
     logging.getLogger("hvd_compress").addHandler(handler)
     ddp = compressed(make_model(), hc.Compression.plan(file))
     train(ddp, rank)
-    for names, decision in hc.decisions(ddp).items():
+    for names, decision in hc.of(ddp).decisions.items():
         kinds = {name.endswith(".weight") for name in names}
         expected = "dense" if len(kinds) > 1 else "allgather" if kinds == {True} else "dense"
         assert decision.scheme == expected, (names, decision)
-    found = hc.decisions(ddp).items()
+    found = hc.of(ddp).decisions.items()
     mixed = {names: d for names, d in found if len({name.endswith(".weight") for name in names}) > 1}
     assert mixed
     assert all(decision.reason == "the plan treats its parameters in several ways" for decision in mixed.values())

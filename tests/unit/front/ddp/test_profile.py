@@ -44,7 +44,7 @@ def train(rank: int, options: dict[str, bool], passes: int) -> list[float]:
                     loss_of(model, rank, step * passes + number).backward()
             optimizer.step()
             check_ranks_equal(model.module, step)
-        ended += [*flat(model).tolist(), len(hc.decisions(model))]
+        ended += [*flat(model).tolist(), len(hc.of(model).decisions)]
     return ended
 
 

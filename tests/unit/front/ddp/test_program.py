@@ -277,7 +277,7 @@ def join(rank: int) -> None:
             loss_of(ddp, rank, step).backward()
             optimizer.step()
     check_ranks_equal(ddp, "joined")
-    assert hc.last_step(ddp).step == 9
+    assert hc.of(ddp).last_step.step == 9
 
 
 def test_a_checkpoint_of_all_ranks_in_one_folder_mixes_no_ranks_up() -> None:
@@ -303,7 +303,7 @@ def save_together(rank: int, folder: Path) -> None:
         for kind, kept in remembered(before)["states"].items():
             same(remembered(after)["states"][kind], kept)
         train(again, optimizer_of(again), rank, range(4, 6))
-        assert hc.last_step(again).step == 5
+        assert hc.of(again).last_step.step == 5
         check_ranks_equal(again, name)
 
 
@@ -329,7 +329,7 @@ def compile_both(rank: int) -> None:
         optimizer = optimizer_of(ddp)
         train(model, optimizer, rank, range(4))
         check_ranks_equal(ddp, first)
-        assert hc.last_step(model).step == 3
+        assert hc.of(model).last_step.step == 3
         hc.load_state_dict(model, hc.state_dict(model))
         trained.append(flat(ddp))
     assert torch.equal(*trained)
@@ -346,18 +346,18 @@ def test_a_script_for_a_cluster_runs_in_one_process() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert hc.compress(torch.compile(module), hc.Compression.int8())._orig_mod is module
-        hc.follow_loss_scale(model, scaler)
-        hc.follow_learning_rate(model, optimizer)
+        hc.of(model).follow_loss_scale(scaler)
+        hc.of(model).follow_learning_rate(optimizer)
         train(model, optimizer, 0, range(2))
-        hc.end_epoch(model)
-        assert (hc.last_step(model), hc.decisions(model), hc.controller(model)) == (None, {}, None)
-        assert hvd_compress.metrics(model) == {}
-        assert hc.gather_figures(model, [1, 2]) == [[1.0, 2.0]]
+        hc.of(model).end_epoch()
+        assert (hc.of(model).last_step, hc.of(model).decisions, hc.of(model).controller) == (None, {}, None)
+        assert hvd_compress.of(model).metrics() == {}
+        assert hc.of(model).gather_figures([1, 2]) == [[1.0, 2.0]]
         state = hc.state_dict(model)
-        assert hc.gathered_state_dict(model).keys() == state.keys()
-        hc.load_gathered_state_dict(model, state)
-    with pytest.raises(UsageError, match="nothing is in use before the first step"):
-        hc.save_plan(model, "plan.json")
+        assert hc.of(model).gathered_state_dict().keys() == state.keys()
+        hc.of(model).load_gathered_state_dict(state)
+    with pytest.raises(UsageError, match="on a rank that exchanges nothing"):
+        hc.of(model).save_plan("plan.json")
     with pytest.raises(UsageError, match="is compressed already"):
         hc.compress(module, hc.Compression.int4())
 
@@ -385,14 +385,14 @@ def backward(ddp: torch.nn.Module, rank: int, step: int) -> None:
 def measure(rank: int) -> None:
     for name, decision in {"int4": "int4 allgather", "star": "topk 0.05 star", "none": "dense"}.items():
         ddp = compressed(Given(), name)
-        assert hvd_compress.metrics(ddp) == {}
+        assert hvd_compress.of(ddp).metrics() == {}
         for step in range(3):
             backward(ddp, rank, step)
-        assert "relative_error" not in hvd_compress.metrics(torch.compile(ddp)), "nobody had asked"
-        hvd_compress.metrics(ddp)  # a second logger asks
+        assert "relative_error" not in hvd_compress.of(torch.compile(ddp)).metrics(), "nobody had asked"
+        hvd_compress.of(ddp).metrics()  # a second logger asks
         before = remembered(hc.state_dict(ddp))["residuals"]
         backward(ddp, rank, 3)
-        found, report = hvd_compress.metrics(ddp), hc.last_step(ddp)
+        found, report = hvd_compress.of(ddp).metrics(), hc.of(ddp).last_step
         assert all(type(figure) is float for figure in found.values())
         assert (found["step"], found["finite"], found["nonfinite_steps"]) == (3, 1, 0)
         assert (found["sent_bytes"], found["wait_s"]) == (report.sent_bytes, report.wait_s)
@@ -408,7 +408,7 @@ def measure(rank: int) -> None:
         left = sum(float(each.square().sum()) for each in remembered(hc.state_dict(ddp))["residuals"].values())
         assert found["relative_error"] == pytest.approx((left / whole) ** 0.5, rel=1e-3)
         backward(ddp, rank, 4)
-        assert hvd_compress.metrics(ddp)["relative_error"] != found["relative_error"], "it is of each step"
+        assert hvd_compress.of(ddp).metrics()["relative_error"] != found["relative_error"], "it is of each step"
         backward(ddp, rank, 5)
         backward(ddp, rank, 6)
-        assert "relative_error" in hvd_compress.metrics(ddp), "of the last step of which it was wanted"
+        assert "relative_error" in hvd_compress.of(ddp).metrics(), "of the last step of which it was wanted"

@@ -126,7 +126,7 @@ def join_unevenly(rank: int) -> None:
                 optimizer.step()
         check_ranks_equal(ddp.module, request)
         ends.append(flat(ddp))
-        assert request is None or hc.last_step(ddp).step == 6
+        assert request is None or hc.of(ddp).last_step.step == 6
     for end in ends[1 : 1 + len(EXACT)]:
         assert torch.equal(end, ends[0])
     for end in ends[1 + len(EXACT) :]:

@@ -46,17 +46,17 @@ def overflow(rank: int) -> None:
     for name in METHODS:
         ddp = compressed(make_model(), name)
         optimizer, scaler = optimizer_of(ddp), torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
-        hc.follow_loss_scale(ddp, scaler)
+        hc.of(ddp).follow_loss_scale(scaler)
         for step in range(8):
             factor = float("inf") if (rank, step) == (1, 2) else 1.0
             before, left, scale = flat(ddp), residuals(ddp) if step else None, scaler.get_scale()
             optimizer.zero_grad()
             scaler.scale(factor * loss_of(ddp, rank, step)).backward()
             if step == 2:
-                assert not hc.last_step(ddp).finite
+                assert not hc.of(ddp).last_step.finite
                 assert torch.equal(residuals(ddp), left), name
             else:
-                assert hc.last_step(ddp).finite
+                assert hc.of(ddp).last_step.finite
             scaler.step(optimizer)
             scaler.update()
             if step == 2:
@@ -66,7 +66,7 @@ def overflow(rank: int) -> None:
             elif step == 5:
                 assert scaler.get_scale() == scale * 2
             check_ranks_equal(ddp, step)
-        assert hc.last_step(ddp).nonfinite_steps == 1
+        assert hc.of(ddp).last_step.nonfinite_steps == 1
         assert hc.state_dict(ddp)["loss_scale"] == 1024.0
         assert residuals(ddp).abs().sum() > 0
 
@@ -87,7 +87,7 @@ def drop_spike(rank: int) -> None:
         optimizer.zero_grad()
         (1000 * loss_of(ddp, rank, 3)).backward()
         assert not torch.equal(residuals(ddp), left), name
-        hc.drop_step(ddp)
+        hc.of(ddp).drop_step()
         assert torch.equal(residuals(ddp), left), name
 
 
@@ -112,7 +112,7 @@ def trained_by(program: Program, name: str, rank: int, says: bool) -> Distribute
     optimizer = optimizer_of(ddp)
     train(ddp, optimizer, rank, range(1))
     for step in range(8):
-        program(ddp, optimizer, rank, step, lambda: hc.drop_step(ddp) if says else None)
+        program(ddp, optimizer, rank, step, lambda: hc.of(ddp).drop_step() if says else None)
     optimizer.zero_grad()
     loss_of(ddp, rank, 8).backward()  # without it, nobody would have noticed the last one
     return ddp
@@ -150,7 +150,7 @@ def spikes_in_mixed_precision(
     """Each step accumulates over two passes; a scaler skips one that is not finite, the program one that is large."""
     if step == 0:
         ddp.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
-        hc.follow_loss_scale(ddp, ddp.scaler)
+        hc.of(ddp).follow_loss_scale(ddp.scaler)
     factor = {2: float("inf"), 4: 1000.0}.get(step, 1.0)
     optimizer.zero_grad()
     with ddp.no_sync():
@@ -188,7 +188,7 @@ def compare_scaled(rank: int) -> None:
         plain, scaled = compressed(make_model(), name), compressed(make_model(), name)
         optimizers = optimizer_of(plain), optimizer_of(scaled)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
-        hc.follow_loss_scale(scaled, scaler)
+        hc.of(scaled).follow_loss_scale(scaler)
         train(plain, optimizers[0], rank, range(8))
         for step in range(8):
             optimizers[1].zero_grad()
@@ -210,7 +210,7 @@ def skip_nan(rank: int) -> None:
     optimizer = optimizer_of(ddp)
     for step in range(8):
         # those of the coming step
-        skipped = [names for names, decision in hc.decisions(ddp).items() if decision.path.scheme == "skip"]
+        skipped = [names for names, decision in hc.of(ddp).decisions.items() if decision.path.scheme == "skip"]
         before = remembered(hc.state_dict(ddp))["residuals"]
         optimizer.zero_grad()
         if step == 4 and rank == 1:
@@ -223,7 +223,7 @@ def skip_nan(rank: int) -> None:
             ddp(rank, step).backward()
         optimizer.step()
         check_ranks_equal(ddp, step)
-        assert (hc.last_step(ddp).step, hc.last_step(ddp).nonfinite_steps) == (step, 0)
+        assert (hc.of(ddp).last_step.step, hc.of(ddp).last_step.nonfinite_steps) == (step, 0)
         assert residuals(ddp).isfinite().all()
 
 
@@ -258,7 +258,7 @@ def resume_cut(rank: int, options: dict[str, bool]) -> None:
         anew.load_state_dict(kept[1])
         hc.load_state_dict(again, kept[2])
         train(again, anew, rank, range(5, 6))
-        assert [list(names) for names in hc.decisions(again)] == kept[2]["buckets"], "those of the run that goes on"
+        assert [list(names) for names in hc.of(again).decisions] == kept[2]["buckets"], "those of the run that goes on"
         train(again, anew, rank, range(6, 10))
         assert torch.equal(flat(again), flat(going)), name
         assert torch.equal(residuals(again), residuals(going)), name
@@ -278,7 +278,7 @@ def resume_alone(rank: int) -> None:
         hc.load_state_dict(again, hc.state_dict(going))
     train(again, optimizer, rank, range(3, 6))
     check_ranks_equal(again, "resumed alone")
-    assert hc.last_step(again).step == 5
+    assert hc.of(again).last_step.step == 5
 
 
 def resume(rank: int) -> None:
@@ -303,7 +303,7 @@ def resume(rank: int) -> None:
             train(again, anew, rank, range(5, 10))
             assert torch.equal(flat(again), flat(going)), f"{name}, loaded late: {late}"
             assert torch.equal(residuals(again), residuals(going)), name
-            assert late or hc.last_step(again).step == 9
+            assert late or hc.of(again).last_step.step == 9
 
 
 def test_the_checkpoint_of_one_rank_is_loaded_by_all() -> None:
@@ -332,7 +332,7 @@ def load_from_one(rank: int) -> None:
         optimizer = optimizer_of(again)
         train(again, optimizer, rank, range(3, 6))
         check_ranks_equal(again, name)
-        assert hc.last_step(again).step == 5
+        assert hc.of(again).last_step.step == 5
 
 
 GARBAGE = {

@@ -56,9 +56,9 @@ def train_with_all(rank: int) -> None:
         ddp = compressed(make_model(), name)
         losses = train(ddp, rank, 25)
         assert sum(losses[-5:]) < 0.8 * sum(losses[:5]), f"{name}: {losses}"
-        assert hc.last_step(ddp).step == 24
-        assert hc.last_step(ddp).finite
-        assert len(hc.decisions(ddp)) > 1
+        assert hc.of(ddp).last_step.step == 24
+        assert hc.of(ddp).last_step.finite
+        assert len(hc.of(ddp).decisions) > 1
 
 
 @pytest.mark.level2
@@ -76,7 +76,7 @@ def train_on_hosts(rank: int) -> None:
             ddp = compressed(make_model(), hc.Compression.topk(1.0, scheme))
             train(ddp, rank, 8)
             torch.testing.assert_close(flat(ddp), flat(dense), rtol=1e-4, atol=1e-5)
-            assert {decision.scheme for decision in hc.decisions(ddp).values()} == {scheme}
+            assert {decision.scheme for decision in hc.of(ddp).decisions.values()} == {scheme}
 
 
 @pytest.mark.parametrize("name", ["topk", "auto", "flexible"])
@@ -87,9 +87,9 @@ def test_it_is_chosen_while_it_trains(name: str, tmp_path) -> None:
 
 def train_adaptively(rank: int, name: str) -> None:
     ddp = compressed(make_model(), name)
-    assert hc.controller(ddp) is None
+    assert hc.of(ddp).controller is None
     train(ddp, rank, 30)
-    assert hc.controller(ddp).history.events
+    assert hc.of(ddp).controller.history.events
 
 
 @pytest.mark.parametrize(("ranks", "exact"), [(2, True), (3, False)])
@@ -130,10 +130,10 @@ def compare_with_reducer(rank: int, name: str, cap_mb: float, steps: int) -> Non
         optimizer.zero_grad()
         loss_of(ddp, rank, step).backward()
         optimizer.step()
-        buckets = list(hc.decisions(ddp))
+        buckets = list(hc.of(ddp).decisions)
         twin = twin or Twin(make_model(), name, buckets)
         twin.step(loss_of(twin.model, rank, step))
-        assert list(twin.reducer.handle.decisions.values()) == list(hc.decisions(ddp).values())
+        assert list(twin.reducer.handle.decisions.values()) == list(hc.of(ddp).decisions.values())
         assert torch.equal(flat(twin.model), flat(ddp.module)), f"step {step}"
     assert len(buckets) == (1 if cap_mb == WHOLE else 3), buckets
     twin.reducer.close()
@@ -176,7 +176,7 @@ def train_odd(rank: int) -> None:
         unchanged = {key for key in after if torch.equal(before[key], after[key])}
         unused = {"frozen.weight", "frozen.bias", "never.weight", "never.bias"}
         assert unchanged == unused, name
-        assert not any("frozen" in n for names in hc.decisions(ddp) for n in names)
+        assert not any("frozen" in n for names in hc.of(ddp).decisions for n in names)
 
 
 def test_no_sync_sums_gradients_before_they_are_exchanged() -> None:
@@ -194,8 +194,8 @@ def accumulate(rank: int) -> None:
                 loss_of(ddp, rank, 3 * step + 1).backward()
             loss_of(ddp, rank, 3 * step + 2).backward()
             optimizer.step()
-            assert hc.last_step(ddp).step == step
-            twin = twin or Twin(make_model(), name, list(hc.decisions(ddp)))
+            assert hc.of(ddp).last_step.step == step
+            twin = twin or Twin(make_model(), name, list(hc.of(ddp).decisions))
             twin.step(*(loss_of(twin.model, rank, 3 * step + part) for part in range(3)))
             assert torch.equal(flat(twin.model), flat(ddp.module)), f"{name}, step {step}"
 
@@ -211,7 +211,7 @@ def compare_options(rank: int) -> None:
         for options in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}):
             ddp = compressed(make_model(), name, **options)
             train(ddp, rank, 10)
-            results.append((tuple(hc.decisions(ddp)), flat(ddp)))
+            results.append((tuple(hc.of(ddp).decisions), flat(ddp)))
         plain, static, views = results
         assert plain[0] == views[0]
         assert torch.equal(plain[1], views[1]), name
@@ -235,8 +235,8 @@ def train_unevenly(rank: int) -> None:
                 optimizer.zero_grad()
                 loss_of(ddp, rank, step).backward()
                 optimizer.step()
-        assert hc.last_step(ddp).step == max(steps) - 1
-        twin = Twin(make_model(), name, list(hc.decisions(ddp)))
+        assert hc.of(ddp).last_step.step == max(steps) - 1
+        twin = Twin(make_model(), name, list(hc.of(ddp).decisions))
         for step in range(max(steps)):
             twin.step(*([loss_of(twin.model, rank, step)] if step < steps[rank] else []))
         assert torch.equal(flat(twin.model), flat(ddp.module)), name
@@ -257,7 +257,7 @@ def train_two(rank: int) -> None:
             optimizer.step()
         check_ranks_equal(first, step)
         check_ranks_equal(second, step)
-    assert hc.last_step(first).sent_bytes != hc.last_step(second).sent_bytes
+    assert hc.of(first).last_step.sent_bytes != hc.of(second).last_step.sent_bytes
     apart = compressed(make_model(1), "star")
     train(apart, rank, 10)
     assert torch.equal(flat(apart), flat(first)), "another model changes nothing"
@@ -280,7 +280,7 @@ def train_in_part(rank: int) -> None:
             loss_of(ddp, rank, step).backward()
             optimizer.step()
         assert list(hc.state_dict(ddp)["ranks"]) == [f"rank {rank // 2} of 2"]
-        assert hc.last_step(ddp).step == 5
+        assert hc.of(ddp).last_step.step == 5
     weights = flat(ddp) if rank != 1 else torch.zeros_like(flat(make_model()))
     others = [torch.empty_like(weights) for _ in range(3)]
     dist.all_gather(others, weights)
@@ -304,7 +304,7 @@ def conserve(rank: int) -> None:
             ddp.zero_grad()
             ddp(rank, step).backward()
             use(ddp.parameters())
-            cuts.append(tuple(hc.decisions(ddp)))
+            cuts.append(tuple(hc.of(ddp).decisions))
             left = remembered(hc.state_dict(ddp))["residuals"]
             for n, parameter in ddp.module.named_parameters():
                 for each in range(ranks):

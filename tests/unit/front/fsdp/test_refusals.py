@@ -97,7 +97,7 @@ def of_another_model(mesh: Any) -> None:
     ddp = DistributedDataParallel(Model())
     refused(ConfigError, r"hvd_compress\.ddp, and a .* \(FSDP1\) nowhere", lambda: hc.compress(ddp, C.int8()))
     refused(ConfigError, r"call it, as in Compression.int8\(\)", lambda: hc.compress(sharded(mesh), C.int8))
-    refused(UsageError, "pass the root module", lambda: hc.last_step(sharded(mesh)))
+    refused(UsageError, "of FSDP2 the root module", lambda: hc.of(sharded(mesh)).last_step)
 
 
 def by_halves(mesh: Any) -> None:
@@ -255,7 +255,7 @@ def alone(rank: int) -> None:
         model = compressed(mesh_of(1, 1), C.int8())
     assert model is hc.compress(model, C.int8())
     loss_of(model, 0).backward()
-    assert hc.last_step(model) is None
-    assert hc.decisions(model) == {}
+    assert hc.of(model).last_step is None
+    assert hc.of(model).decisions == {}
     assert all(each.grad is not None for each in nn.Module.parameters(model))
     assert dist.get_world_size() == 1

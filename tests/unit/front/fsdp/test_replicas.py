@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import hvd_compress
 import hvd_compress.fsdp as hc
-from hvd_compress.errors import ConfigError, ReplicaError, UsageError
+from hvd_compress.errors import ConfigError, ReplicaError, UnsupportedError, UsageError
 from tests.harness import remembered
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.fsdp.training import (
@@ -56,7 +56,7 @@ def test_four_ranks() -> None:
 def check_all(rank: int) -> None:
     mesh = mesh_of(2, 2)
     checks = (
-        as_plain, layers_frozen_and_unfrozen, with_other_dtypes, learns, resumes, differ,
+        as_plain, layers_frozen_and_unfrozen, with_other_dtypes, learns, resumes, gathers, answers, differ,
         by_an_inner_mesh, chooses, overflows, replicated,
         replicated_by_ddp, logged, over_other_shards, differ_in_requests, given_up,
     )  # fmt: skip
@@ -113,17 +113,49 @@ def learns(rank: int, mesh: Any) -> None:
     expected = end_loss(compressed(mesh, None))
     for bits in BITS:
         model = learned(mesh, bits, expected)
-        report = hc.last_step(model)
-        assert hvd_compress.metrics(model)["ratio"] == report.sent_bytes / report.dense_bytes
+        report = hc.of(model).last_step
+        assert hvd_compress.of(model).metrics()["ratio"] == report.sent_bytes / report.dense_bytes
         train(model, adam(model), range(1))
-        assert 0 < hvd_compress.metrics(model)["relative_error"] < 1
+        assert 0 < hvd_compress.of(model).metrics()["relative_error"] < 1
         shards = sum(local(each).numel() for each in model.parameters())
         assert report.dense_bytes <= 4 * shards + 4 * 256, "what two replicas send of a shard, and padding"
-        assert len(hc.decisions(model)) == BLOCKS + 1
+        assert len(hc.of(model).decisions) == BLOCKS + 1
         check_equal(model, ACROSS)
         with pytest.MonkeyPatch.context() as patched:  # that of FSDP itself would send 32 bits
             patched.setattr(dist, "all_reduce", lambda *_, **__: pytest.fail("FSDP has summed over replicas"))
             loss_of(model, STEPS).backward()
+
+
+def gathers(rank: int, mesh: Any) -> None:
+    """What all ranks remember is gathered on rank 0 before the first step and after it, and each takes its own back."""
+    model, again = (compressed(mesh, hc.Compression.int4()) for _ in range(2))
+    for _ in range(2):
+        found = [hc.of(model).gathered_state_dict()]
+        if rank == 0:
+            assert len(found[0]["ranks"]) == 4
+        dist.broadcast_object_list(found, 0)
+        hc.of(again).load_gathered_state_dict(found[0])
+        (was,), (now,) = (hc.state_dict(each)["ranks"].values() for each in (model, again))
+        assert all(torch.equal(now["residuals"][name], each) for name, each in was["residuals"].items())
+        train(model, adam(model), range(1))
+
+
+def answers(rank: int, mesh: Any) -> None:
+    """The handle has every verb, as that of other front ends."""
+    model = compressed(mesh, hc.Compression.int4())
+    handle, optimizer = hc.of(model), adam(model)
+    handle.follow_learning_rate(optimizer)
+    with pytest.raises(ConfigError, match="has no parameter of this model"):
+        handle.follow_learning_rate(adam(torch.nn.Linear(1, 1)))
+    with pytest.raises(UnsupportedError, match=r"profile_ccr\(\): FSDP2 is not profiled"):
+        handle.profile_ccr()
+    with pytest.raises(UnsupportedError, match=r"save_plan\(\): a plan is of whole parameters"):
+        handle.save_plan("plan.json")
+    assert (handle.metrics(), handle.last_step, handle.decisions) == ({}, None, {})
+    train(model, optimizer, range(1))
+    handle.end_epoch()
+    assert handle.gather_figures([rank]) == [[rank % 2], [rank % 2 + 2]], "of its replicas"
+    assert {name for names in handle.decisions for name in names} == {name for name, _ in model.named_parameters()}
 
 
 def resumes(rank: int, mesh: Any) -> None:
@@ -190,7 +222,7 @@ def chooses(rank: int, mesh: Any) -> None:
         model = compressed(mesh, request)
         losses = train(model, adam(model), range(4))
         assert losses[-1] < losses[0], request
-        assert hc.last_step(model).sent_bytes < 0.6 * hc.last_step(model).dense_bytes
+        assert hc.of(model).last_step.sent_bytes < 0.6 * hc.of(model).last_step.dense_bytes
         check_equal(model, ACROSS)
 
 
@@ -204,7 +236,7 @@ def overflows(rank: int, mesh: Any) -> None:
     model.zero_grad()
     (loss * (float("nan") if rank == 1 else 1.0)).backward()
     (was,), (now,) = before.values(), hc.state_dict(model)["ranks"].values()
-    assert not hc.last_step(model).finite
+    assert not hc.of(model).last_step.finite
     assert gradients(model).isnan().any()
     assert all(torch.equal(now["residuals"][name], kept) for name, kept in was["residuals"].items())
 
@@ -221,7 +253,7 @@ def replicated(rank: int, mesh: Any) -> None:
     assert losses[-1] < losses[0]
     for model in (dense, int4):
         check_equal(model, [[0, 1, 2, 3]])
-    assert hc.last_step(int4).sent_bytes <= 4.3 / 32 * hc.last_step(int4).dense_bytes
+    assert hc.of(int4).last_step.sent_bytes <= 4.3 / 32 * hc.of(int4).last_step.dense_bytes
 
 
 def replicated_by_ddp(rank: int, mesh: Any) -> None:
@@ -233,7 +265,7 @@ def replicated_by_ddp(rank: int, mesh: Any) -> None:
         model = replicate_by_ddp(model)
         if rank == 1:  # alone: nothing is communicated
             with pytest.raises(UsageError, match="is not compressed"):
-                hvd_compress.metrics(model)
+                hvd_compress.of(model).metrics()
         if request is not None:
             assert hc.compress(model, request) is model
         with warnings.catch_warnings():
@@ -243,8 +275,8 @@ def replicated_by_ddp(rank: int, mesh: Any) -> None:
         assert losses[-1] < losses[0]
         check_equal(model, [[0, 1, 2, 3]])
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
-    assert hc.last_step(model).sent_bytes <= 4.3 / 32 * hc.last_step(model).dense_bytes
-    named = {name for bucket in hc.decisions(model) for name in bucket}
+    assert hc.of(model).last_step.sent_bytes <= 4.3 / 32 * hc.of(model).last_step.dense_bytes
+    named = {name for bucket in hc.of(model).decisions for name in bucket}
     assert named == {name for name, _ in model.named_parameters()}
 
 

@@ -54,9 +54,9 @@ def test_two_ranks() -> None:
 def check_all(rank: int) -> None:
     mesh = mesh_of(2)
     checks = (
-        as_plain, layers_frozen_and_unfrozen, with_other_dtypes, accumulated, learns, resumes, overlaps, overflows,
-        leaves_out, called_twice, checkpointed, orders, lets_go, logged, of_another_mesh, dropped, step_dropped,
-        step_dropped_without_a_call, given_up,
+        as_plain, layers_frozen_and_unfrozen, with_other_dtypes, accumulated, learns, resumes, gathers, overlaps,
+        overflows, leaves_out, called_twice, checkpointed, orders, lets_go, logged, of_another_mesh, dropped,
+        step_dropped, step_dropped_without_a_call, given_up,
     )  # fmt: skip
     for check in checks:
         check(rank, mesh)
@@ -68,10 +68,10 @@ def as_plain(rank: int, mesh: Any) -> None:
     expected = train(plain, adam(plain), range(4), clip=0.1)
     assert train(dense, adam(dense), range(4), clip=0.1) == expected
     assert torch.equal(parameters(dense), parameters(plain))
-    assert hc.last_step(dense).finite
-    names = [name for bucket in hc.decisions(dense) for name in bucket]
+    assert hc.of(dense).last_step.finite
+    names = [name for bucket in hc.of(dense).decisions for name in bucket]
     assert sorted(names) == sorted(name for name, _ in plain.named_parameters())
-    assert len(hc.decisions(dense)) == BLOCKS + 1
+    assert len(hc.of(dense).decisions) == BLOCKS + 1
 
 
 def layers_frozen_and_unfrozen(rank: int, mesh: Any) -> None:
@@ -80,8 +80,8 @@ def layers_frozen_and_unfrozen(rank: int, mesh: Any) -> None:
     assert torch.equal(parameters(trained_in_parts(mesh, hc.Compression.dense())), plain)
     model = trained_in_parts(mesh, hc.Compression.int8())
     assert 0 < (parameters(model) - plain).norm() < 0.02 * plain.norm()
-    assert len(hc.decisions(model)) == BLOCKS + 1
-    assert "head.bias" not in {name for bucket in hc.decisions(model) for name in bucket}
+    assert len(hc.of(model).decisions) == BLOCKS + 1
+    assert "head.bias" not in {name for bucket in hc.of(model).decisions for name in bucket}
 
 
 def with_other_dtypes(rank: int, mesh: Any) -> None:
@@ -109,7 +109,7 @@ def accumulated(rank: int, mesh: Any) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         found[name].append(gradients(model))
         if request is not None:
-            assert hc.last_step(model).step == 1
+            assert hc.of(model).last_step.step == 1
     for plain, dense, int8 in zip(found["plain"], found["dense"], found["int8"], strict=True):
         torch.testing.assert_close(dense, plain, rtol=0, atol=0)
         assert_near(int8, plain)
@@ -121,10 +121,10 @@ def learns(rank: int, mesh: Any) -> None:
     for bits in BITS:
         for feedback in (False, True):
             model = learned(mesh, bits, expected, feedback)
-            assert {each.compressor.error_feedback for each in hc.decisions(model).values()} == {feedback}
+            assert {each.compressor.error_feedback for each in hc.of(model).decisions.values()} == {feedback}
             assert_remembers(hc.state_dict(model), feedback)
             shards = sum(-(-each.shape[0] // 2) * math.prod(each.shape[1:]) for each in model.parameters())
-            assert hc.last_step(model).dense_bytes == 4 * shards, "what a reduce-scatter of two ranks sends"
+            assert hc.of(model).last_step.dense_bytes == 4 * shards, "what a reduce-scatter of two ranks sends"
 
 
 def assert_remembers(state: dict[str, Any], feedback: bool) -> None:
@@ -133,12 +133,26 @@ def assert_remembers(state: dict[str, Any], feedback: bool) -> None:
     assert all(residual.any() for residual in own["residuals"].values())
 
 
+def gathers(rank: int, mesh: Any) -> None:
+    """What all ranks remember is gathered on rank 0 before the first step and after it, and each takes its own back."""
+    model, again = (compressed(mesh, hc.Compression.int4(), feedback=True) for _ in range(2))
+    for _ in range(2):
+        found = [hc.of(model).gathered_state_dict()]
+        if rank == 0:
+            assert len(found[0]["ranks"]) == 2
+        dist.broadcast_object_list(found, 0)
+        hc.of(again).load_gathered_state_dict(found[0])
+        (was,), (now,) = (hc.state_dict(each)["ranks"].values() for each in (model, again))
+        assert all(torch.equal(now["residuals"][name], each) for name, each in was["residuals"].items())
+        train(model, adam(model), range(1))
+
+
 def resumes(rank: int, mesh: Any) -> None:
     """Interrupted and resumed it ends as uninterrupted, to the bit, with feedback and by the same random numbers."""
     for feedback in (True, False):
         whole, model, _ = resumed(mesh, BITS[4], feedback)
         assert torch.equal(parameters(model), parameters(whole)), feedback
-        assert hc.last_step(model).step == 5
+        assert hc.of(model).last_step.step == 5
 
 
 def overlaps(rank: int, mesh: Any) -> None:
@@ -166,14 +180,14 @@ def overflows(rank: int, mesh: Any) -> None:
     for request, feedback in ((hc.Compression.int4(), True), (hc.Compression.int8(), False)):
         model = compressed(mesh, request, feedback)
         scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=100)
-        hc.follow_loss_scale(model, scaler)
+        hc.of(model).follow_loss_scale(scaler)
         optimizer = adam(model)
         for step in range(4):
             before, kept = parameters(model), hc.state_dict(model)["ranks"]
             optimizer.zero_grad()
             loss = loss_of(model, step) * (float("inf") if (rank, step) == (1, 2) else 1.0)
             scaler.scale(loss).backward()
-            assert hc.last_step(model).finite == (step != 2)
+            assert hc.of(model).last_step.finite == (step != 2)
             scaler.step(optimizer)
             scaler.update()
             assert torch.equal(parameters(model), before) == (step == 2)
@@ -181,7 +195,7 @@ def overflows(rank: int, mesh: Any) -> None:
                 (was,), (now,) = kept.values(), hc.state_dict(model)["ranks"].values()
                 assert scaler.get_scale() == 128.0
                 assert all(torch.equal(now["residuals"][n] * 2, r) for n, r in was["residuals"].items())
-        assert hc.last_step(model).nonfinite_steps == 1
+        assert hc.of(model).last_step.nonfinite_steps == 1
 
 
 def step_dropped(rank: int, mesh: Any) -> None:
@@ -191,7 +205,7 @@ def step_dropped(rank: int, mesh: Any) -> None:
     (was,) = hc.state_dict(model)["ranks"].values()
     (1000 * loss_of(model, 2)).backward()
     (spiked,) = hc.state_dict(model)["ranks"].values()
-    hc.drop_step(model)
+    hc.of(model).drop_step()
     (now,) = hc.state_dict(model)["ranks"].values()
     assert not all(torch.equal(spiked["residuals"][n], r) for n, r in was["residuals"].items())
     assert all(torch.equal(now["residuals"][n], r) for n, r in was["residuals"].items())
@@ -207,7 +221,7 @@ def step_dropped_without_a_call(rank: int, mesh: Any) -> None:
             optimizer.zero_grad()
             (1000 * loss_of(model, step)).backward()
             if says:
-                hc.drop_step(model)
+                hc.of(model).drop_step()
         train(model, optimizer, range(4, 6))
         found.append(parameters(model))
     assert torch.equal(*found)
@@ -261,11 +275,11 @@ def orders(rank: int, mesh: Any) -> None:
     model = compressed(mesh, hc.Compression.int4())
     model.is_reversed = True
     train(model, adam(model), range(1))
-    assert [names[0] for names in hc.decisions(model)][:BLOCKS] == [f"blocks.{n}.0.weight" for n in range(BLOCKS)]
+    assert [names[0] for names in hc.of(model).decisions][:BLOCKS] == [f"blocks.{n}.0.weight" for n in range(BLOCKS)]
     again = compressed(mesh, hc.Compression.int4())
     hc.load_state_dict(again, hc.state_dict(model))
     loss_of(again, 1).backward()
-    assert list(hc.decisions(again)) == list(hc.decisions(model))
+    assert list(hc.of(again).decisions) == list(hc.of(model).decisions)
 
 
 def lets_go(rank: int, mesh: Any) -> None:

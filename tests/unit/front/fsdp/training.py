@@ -157,7 +157,7 @@ def end_loss(model: Any) -> float:
 def learned(mesh: DeviceMesh, bits: int, uncompressed: float, feedback: bool = False) -> Any:
     """Return a model that has learnt what an uncompressed one does, with `bits` an element of a gradient."""
     model = compressed(mesh, BITS[bits], feedback)
-    loss, report = end_loss(model), hc.last_step(model)
+    loss, report = end_loss(model), hc.of(model).last_step
     assert abs(loss - uncompressed) < 0.05, (bits, feedback, loss, uncompressed)
     assert report is not None
     assert report.sent_bytes <= (bits + 0.3) / 32 * report.dense_bytes, (bits, report)
@@ -186,7 +186,7 @@ def trained_with_errors(mesh: DeviceMesh, request: Request, feedback: bool, fail
         if fails and step != 1:
             _run_out(model, step)
         train(model, optimizer, [step])
-    assert hc.last_step(model).nonfinite_steps == fails
+    assert hc.of(model).last_step.nonfinite_steps == fails
     return model
 
 

@@ -12,6 +12,7 @@ from time import perf_counter
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.buckets import cutting
 from hvd_compress.buckets.cutting import BUCKET_S, STEPS
 from hvd_compress.compression import Compression
@@ -55,7 +56,7 @@ def trained(
         backward(parameters, engine.rank, step)
         own = own + torch.cat([gradient(n, p.shape, engine.rank, step).reshape(-1) for n, p in parameters.items()])
         optimizer.step()
-        counts.append(len(optimizer.decisions))
+        counts.append(len(of(optimizer).decisions))
         results = results + engine.world_size * flat_gradient(parameters)
     return counts, own - flat_residual(optimizer, parameters), results
 
@@ -69,7 +70,7 @@ def stepped(
         optimizer.zero_grad()
         backward(parameters, rank, step)
         optimizer.step()
-        counts.append(len(optimizer.decisions))
+        counts.append(len(of(optimizer).decisions))
     return counts
 
 
@@ -166,7 +167,7 @@ def test_buckets_go_on_as_was_chosen_before_they_were_cut_anew() -> None:
             optimizer.zero_grad()
             backward(parameters, engine.rank, step)
             optimizer.step()
-            decisions = optimizer.decisions.values()
+            decisions = of(optimizer).decisions.values()
             seen.append((len(decisions), {str(each.path) for each in decisions}, next(iter(decisions)).reason))
         return seen
 
@@ -232,7 +233,9 @@ def test_sparse_gradients_keep_their_results_where_others_are_cut_anew(monkeypat
                 expected = torch.zeros_like(parameters[name])
                 expected[number : number + 2] = number / 2
                 assert torch.equal(parameters[name].grad.to_dense(), expected), f"{name}, step {step}"
-            counts.append(sum(1 for names in optimizer.decisions if not set(names) & {"first table", "second table"}))
+            counts.append(
+                sum(1 for names in of(optimizer).decisions if not set(names) & {"first table", "second table"})
+            )
         return counts, optimizer.state_dict()
 
     first = run_ranks(2, lambda engine: body(engine, LENGTH), hosts=(0, 1))

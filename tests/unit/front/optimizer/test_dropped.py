@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import UsageError
@@ -71,9 +72,9 @@ def test_what_it_has_left_is_forgotten(name: str, after: int) -> None:
         optimizer.synchronize()
         assert not before or not is_same(kept(optimizer), before)
         optimizer.zero_grad()
-        optimizer.drop_step()
+        of(optimizer).drop_step()
         assert is_same(kept(optimizer), before)
-        optimizer.drop_step()
+        of(optimizer).drop_step()
         assert is_same(kept(optimizer), before), "it reaches one step back"
         backward(parameters, rank, after + 1)
         optimizer.synchronize()
@@ -101,7 +102,7 @@ def test_it_is_noticed_without_a_call(name: str, after: int, size: int) -> None:
         for step in (after, after + 1):  # one after the other
             left_out(optimizer, parameters, rank, step)
             if says:
-                optimizer.drop_step()
+                of(optimizer).drop_step()
         train(optimizer, parameters, rank, range(after + 2, after + 4))
         return {**kept(optimizer), **{name: parameter.detach() for name, parameter in parameters.items()}}
 
@@ -271,7 +272,7 @@ def test_in_mixed_precision_it_is_forgotten_in_the_units_of_today() -> None:
     def body(engine: InProcessEngine) -> None:
         parameters, rank, scaler = make_parameters(SHAPES), engine.rank, Scaler(8.0)
         optimizer = make_optimizer(parameters, Request(COMPRESSORS["topk"]), lambda: engine, rank, 2)
-        optimizer.follow_loss_scale(scaler)
+        of(optimizer).follow_loss_scale(scaler)
         train(optimizer, parameters, rank, range(2))
         before = kept(optimizer)
         backward(parameters, rank, 2, spike)
@@ -279,7 +280,7 @@ def test_in_mixed_precision_it_is_forgotten_in_the_units_of_today() -> None:
         scaler.scale = 4.0
         kept(optimizer)  # saved in the new units
         optimizer.zero_grad()
-        optimizer.drop_step()
+        of(optimizer).drop_step()
         assert is_same(kept(optimizer), {name: each / 2 for name, each in before.items()})
 
     run_ranks(2, body)
@@ -294,7 +295,7 @@ def test_a_checkpoint_that_is_loaded_stays() -> None:
         train(optimizer, parameters, rank, range(2, 4))
         optimizer.load_state_dict(saved)
         before = kept(optimizer)
-        optimizer.drop_step()
+        of(optimizer).drop_step()
         assert is_same(kept(optimizer), before)
 
     run_ranks(2, body)
@@ -304,11 +305,11 @@ def test_within_a_step_it_is_refused() -> None:
     def body(engine: InProcessEngine) -> None:
         parameters = make_parameters(SHAPES)
         optimizer = make_optimizer(parameters, Request(COMPRESSORS["int4"]), lambda: engine, engine.rank, 2)
-        optimizer.drop_step()  # of nothing
+        of(optimizer).drop_step()  # of nothing
         train(optimizer, parameters, engine.rank, range(2))
         backward(parameters, engine.rank, 2)
         with pytest.raises(UsageError, match=r"drop_step\(\)"):
-            optimizer.drop_step()
+            of(optimizer).drop_step()
         optimizer.step()
 
     run_ranks(2, body)

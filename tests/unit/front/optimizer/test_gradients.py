@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.compressors import Cast
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import UsageError
@@ -40,7 +41,7 @@ def test_a_bucket_leaves_while_the_backward_pass_still_runs() -> None:
     optimizer.step()
     optimizer.zero_grad()
     engine._allreduce = noticed  # type: ignore[method-assign]
-    last = list(optimizer.decisions)[-1][-1]
+    last = list(of(optimizer).decisions)[-1][-1]
     waited: list[bool] = []
     parameters[last].register_hook(lambda gradient: waited.append(launched.wait(PATIENCE_S)))
     # A chain, so that the backward pass reaches that parameter after all others.
@@ -64,7 +65,7 @@ def test_buckets_follow_the_order_in_which_gradients_became_ready_on_rank_0() ->
                 parameters[name].sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        return list(optimizer.decisions), flat_gradient_or_zero(parameters)
+        return list(of(optimizer).decisions), flat_gradient_or_zero(parameters)
 
     plans = run_ranks(2, body)
     assert plans[0][0] == plans[1][0]
@@ -144,7 +145,7 @@ def test_one_backward_pass_too_many_says_what_to_do() -> None:
     backward(parameters, 0, 0)
     with pytest.raises(UsageError, match="more than backward_passes_per_step = 1 times"):
         backward(parameters, 0, 1)
-    assert optimizer.last_step is None
+    assert of(optimizer).last_step is None
 
 
 def test_gradients_may_not_be_cleared_under_way() -> None:
@@ -192,7 +193,7 @@ def test_groups_travel_together() -> None:
     parameters, optimizer = on_engine(alone(), DENSE, options=options, settings=Settings(0, 60))
     backward(parameters, 0, 0)
     optimizer.step()
-    parts = [set(names) for names in optimizer.decisions]
+    parts = [set(names) for names in of(optimizer).decisions]
     assert {"first.weight", "second.bias"} in parts
     assert len(parts) == 4
 
@@ -201,7 +202,7 @@ def test_a_number_of_groups_makes_that_many_buckets() -> None:
     parameters, optimizer = on_engine(alone(), DENSE, options=ReduceOptions(groups=2), settings=Settings(0, 60))
     backward(parameters, 0, 0)
     optimizer.step()
-    assert len(optimizer.decisions) == 2
+    assert len(of(optimizer).decisions) == 2
 
 
 def test_gathered_16_bit_gradients_are_rounded_once() -> None:
@@ -252,7 +253,7 @@ def test_bytes_are_told_beside_dense() -> None:
     parameters, optimizer = on_engine(alone(), DENSE)
     backward(parameters, 0, 0)
     optimizer.step()
-    assert optimizer.last_step.sent_bytes == optimizer.last_step.dense_bytes == 0, "one rank sends nothing"
+    assert of(optimizer).last_step.sent_bytes == of(optimizer).last_step.dense_bytes == 0, "one rank sends nothing"
 
     def body(engine: InProcessEngine):
         parameters, optimizer = on_engine(engine, Request(Cast(), algorithm="ring"))
@@ -260,7 +261,7 @@ def test_bytes_are_told_beside_dense() -> None:
             backward(parameters, engine.rank, step)
             optimizer.step()
             optimizer.zero_grad()
-        return optimizer.last_step
+        return of(optimizer).last_step
 
     report = run_ranks(2, body)[0]
     assert report.step == 1

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.optimizer.named_parameters import name_parameters
@@ -430,7 +431,7 @@ def train_compiled(name: str, what: str) -> torch.Tensor:
     run = torch.compile(everything, backend="eager") if what == "everything" else everything
     for step in range(4):
         run(step)
-    assert optimizer.last_step.step == 3
+    assert of(optimizer).last_step.step == 3
     return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 
@@ -455,7 +456,7 @@ def test_a_state_that_is_loaded_before_wrapping_keeps_what_compression_remembers
                 taken.zero_grad()
                 trained.backward(engine.rank, step)
                 taken.step()
-        assert again.last_step.step == 6
+        assert of(again).last_step.step == 6
         return tuple(torch.cat([p.detach().reshape(-1) for p in each.parameters()]) for each in (model, resumed))
 
     for going, resumed in run_ranks(RANKS, body):

@@ -11,7 +11,7 @@ from importlib.metadata import version
 import pytest
 import torch
 
-from hvd_compress import __version__
+from hvd_compress import __version__, of
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import Cast, TopK
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
@@ -185,7 +185,7 @@ def test_a_failure_in_the_backward_pass_surfaces_from_synchronize_with_its_cause
         raise OSError("cable cut")
 
     engine._allreduce = broken  # type: ignore[method-assign]
-    first, *others = optimizer.decisions
+    first, *others = of(optimizer).decisions
     for name in first:
         parameters[name].sum().backward()
     assert failed.wait(PATIENCE_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.front.optimizer.reducer import ReduceOptions
@@ -105,7 +106,7 @@ def test_rows_that_are_not_finite_are_told_by_the_name_of_their_parameter(caplog
         looked_up = torch.nn.functional.embedding(torch.tensor([2]), parameters["table"], sparse=True)
         (looked_up.sum() * factor + parameters["weight"].sum()).backward()
         optimizer.synchronize()
-        return optimizer.last_step.finite, optimizer.last_step.nonfinite_steps
+        return of(optimizer).last_step.finite, of(optimizer).last_step.nonfinite_steps
 
     assert run_ranks(2, body) == [(False, 1)] * 2
     (record,) = caplog.records

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from hvd_compress import native
+from hvd_compress import native, of
 from hvd_compress.compressors import BlockQuantizer, EFSign, PowerSGD, TopK
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, MismatchError, PayloadError
@@ -158,7 +158,7 @@ def test_loading_in_mid_training_does_not_move_the_step_counter() -> None:
                 state = optimizer.state_dict()
                 state["hvd_compress"]["step"] = 77
                 optimizer.load_state_dict(state)
-        return optimizer.last_step.step
+        return of(optimizer).last_step.step
 
     assert run_ranks(2, body) == [3, 3]
 
@@ -166,7 +166,7 @@ def test_loading_in_mid_training_does_not_move_the_step_counter() -> None:
 def test_residuals_follow_the_loss_scale() -> None:
     scaler = Scaler(1024.0)
     parameters, optimizer = on_engine(alone(), REQUESTS["topk-allgather"])
-    optimizer.follow_loss_scale(scaler)
+    of(optimizer).follow_loss_scale(scaler)
     backward(parameters, 0, 0)
     optimizer.step()
     before = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
@@ -186,7 +186,7 @@ def test_residuals_follow_the_loss_scale() -> None:
 def test_residuals_are_saved_with_the_loss_scale_they_belong_to(order: str) -> None:
     scaler = Scaler(1024.0)
     parameters, optimizer = on_engine(alone(), REQUESTS["topk-allgather"])
-    optimizer.follow_loss_scale(scaler)
+    of(optimizer).follow_loss_scale(scaler)
     backward(parameters, 0, 0)
     optimizer.step()
     unscaled = {n: r / 1024 for n, r in remembered(optimizer.state_dict()["hvd_compress"])["residuals"].items()}
@@ -194,7 +194,7 @@ def test_residuals_are_saved_with_the_loss_scale_they_belong_to(order: str) -> N
     state = copy.deepcopy(optimizer.state_dict())
 
     other, resumed = Scaler(65536.0), on_engine(alone(), REQUESTS["topk-allgather"])[1]
-    resumed.follow_loss_scale(other)
+    of(resumed).follow_loss_scale(other)
     if order == "scaler first":
         other.scale = 512.0
     resumed.load_state_dict(state)
@@ -208,7 +208,7 @@ def test_residuals_are_saved_with_the_loss_scale_they_belong_to(order: str) -> N
 def test_a_loss_scale_that_has_become_zero_leaves_residuals_alone() -> None:
     scaler = Scaler(2.0)
     parameters, optimizer = on_engine(alone(), REQUESTS["topk-allgather"])
-    optimizer.follow_loss_scale(scaler)
+    of(optimizer).follow_loss_scale(scaler)
     backward(parameters, 0, 0)
     optimizer.step()
     before = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import Cast, PowerSGD
@@ -58,7 +59,7 @@ def train(engine: InProcessEngine, parameters: Parameters, optimizer: ReducingOp
     for step in steps:
         optimizer.zero_grad()
         backward(parameters, engine.rank, step)
-        sent.append(str(next((d.compressor for n, d in optimizer.decisions.items() if "larger" in n), "")))
+        sent.append(str(next((d.compressor for n, d in of(optimizer).decisions.items() if "larger" in n), "")))
         optimizer.step()
     return sent
 
@@ -68,8 +69,8 @@ def test_a_slow_network_gets_fewer_bytes() -> None:
         slowed(engine, lambda: 5e-6)
         parameters, optimizer = start(engine)
         sent = train(engine, parameters, optimizer, range(STEPS))
-        assert optimizer.controller.settled
-        reason = next(d.reason for n, d in optimizer.decisions.items() if "larger" in n)
+        assert of(optimizer).controller.settled
+        reason = next(d.reason for n, d in of(optimizer).decisions.items() if "larger" in n)
         return sent, reason, torch.cat([p.detach().reshape(-1) for p in parameters.values()])
 
     first, *others = run_ranks(RANKS, body)
@@ -107,7 +108,7 @@ def test_a_network_that_changes_is_noticed() -> None:
         sent = train(engine, parameters, optimizer, range(60))
         price[0] = 5e-6  # so slow that no busy machine makes 4 bits and 8 alike
         sent += train(engine, parameters, optimizer, range(60, 160))
-        return sent, [event.kind for event in optimizer.controller.history]
+        return sent, [event.kind for event in of(optimizer).controller.history]
 
     first, *others = run_ranks(2, body)
     assert others == [first]
@@ -128,16 +129,16 @@ def test_without_measurements_the_fewest_bytes_travel_and_one_rank_sends_none() 
     optimizer = make_optimizer(parameters, Compression.auto(), alone, 0, 1, settings=Settings(600, 60, adapt=True))
     backward(parameters, 0, 0)
     optimizer.step()
-    assert {d.reason for d in optimizer.decisions.values()} == {"one rank exchanges nothing"}
+    assert {d.reason for d in of(optimizer).decisions.values()} == {"one rank exchanges nothing"}
 
 
 def test_where_only_dense_will_do_algorithms_are_compared() -> None:
     def body(engine: InProcessEngine) -> set[str]:
         parameters, optimizer = start(engine, "dense")
         assert set(train(engine, parameters, optimizer, range(STEPS))[1:]) == {"Cast(dtype=None)"}
-        assert optimizer.controller.settled
-        assert all("ms a step not hidden" in d.reason for d in optimizer.decisions.values())
-        return {str(d.path) for d in optimizer.decisions.values()}
+        assert of(optimizer).controller.settled
+        assert all("ms a step not hidden" in d.reason for d in of(optimizer).decisions.values())
+        return {str(d.path) for d in of(optimizer).decisions.values()}
 
     first, second = run_ranks(2, body)
     assert first == second
@@ -172,10 +173,10 @@ def test_of_a_request_the_path_is_chosen_and_what_it_names_stays(name: str) -> N
             made.synchronize()
             got = flat_gradient(parameters)
             came, given = (came + got, given + gave) if step else (got, gave)
-            used.append([(str(d.compressor), str(d.path)) for d in made.decisions.values()])
+            used.append([(str(d.compressor), str(d.path)) for d in of(made).decisions.values()])
             with made.skip_synchronize():
                 made.step()
-        assert made.controller is None or made.controller.settled
+        assert of(made).controller is None or of(made).controller.settled
         return used, came, given, flat_residual(made, parameters)
 
     ranks = run_ranks(RANKS, body)
@@ -237,7 +238,7 @@ def test_more_steps_must_be_worth_it() -> None:
         settings = Settings(600, 60, adapt=True, calibration_s=0.2)
         made = make_optimizer(parameters, request, lambda: engine, engine.rank, engine.world_size, settings=settings)
         train(engine, parameters, made, range(STEPS))
-        decided = [d for names, d in made.decisions.items() if "larger" in names]
+        decided = [d for names, d in of(made).decisions.items() if "larger" in names]
         return {d.compressor.kind for d in decided}, {d.reason.rpartition("; ")[2] for d in decided}
 
     assert (

@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 
+from hvd_compress import of
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
@@ -32,7 +33,7 @@ def start(engine: InProcessEngine, request: Request, threshold: int = 600) -> tu
 
 
 def ways(optimizer: ReducingOptimizer) -> tuple[tuple[str, str], ...]:
-    return tuple((str(each.compressor), str(each.path)) for each in optimizer.decisions.values())
+    return tuple((str(each.compressor), str(each.path)) for each in of(optimizer).decisions.values())
 
 
 def train(
@@ -67,8 +68,10 @@ def test_a_resumed_training_is_the_uninterrupted_one_to_the_bit(name: str) -> No
             parameter.data.copy_(values[n])
         resumed.load_state_dict(state)
         used = train(engine, again, resumed, range(BEFORE, BEFORE + AFTER))
-        choices = [e.step for e in resumed.controller.history if e.kind == "choice"] if resumed.controller else []
-        reasons = {d.reason for d in resumed.decisions.values()}
+        choices = (
+            [e.step for e in of(resumed).controller.history if e.kind == "choice"] if of(resumed).controller else []
+        )
+        reasons = {d.reason for d in of(resumed).decisions.values()}
         return torch.equal(bits(again), expected), set(used), known, choices, reasons
 
     for same, used, known, choices, reasons in run_ranks(RANKS, body):
@@ -91,8 +94,8 @@ def test_a_network_that_changes_later_is_noticed() -> None:
         train(engine, again, resumed, range(BEFORE, BEFORE + 60))
         price[0] = 2e-6
         train(engine, again, resumed, range(BEFORE + 60, BEFORE + 200))
-        kinds = [event.kind for event in resumed.controller.history]
-        return "network" in kinds, next(iter(resumed.decisions.values())).reason
+        kinds = [event.kind for event in of(resumed).controller.history]
+        return "network" in kinds, next(iter(of(resumed).decisions.values())).reason
 
     first, second = run_ranks(RANKS, body)
     assert first == second
@@ -113,7 +116,7 @@ def test_another_network_than_that_of_the_choice_is_noticed() -> None:
         again, resumed = start(engine, Compression.auto())
         resumed.load_state_dict(state)
         train(engine, again, resumed, range(BEFORE, BEFORE + 100))
-        return [e.kind for e in resumed.controller.history], next(iter(resumed.decisions.values())).reason
+        return [e.kind for e in of(resumed).controller.history], next(iter(of(resumed).decisions.values())).reason
 
     first, second = run_ranks(RANKS, body)
     assert first == second
@@ -132,8 +135,8 @@ def test_what_rank_0_alone_has_loaded_counts() -> None:
         if engine.rank == 0:
             resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         train(engine, again, resumed, range(BEFORE, BEFORE + 3))
-        assert resumed.controller is not None
-        return resumed.controller.settled, {d.reason.rpartition(", ")[2] for d in resumed.decisions.values()}
+        assert of(resumed).controller is not None
+        return of(resumed).controller.settled, {d.reason.rpartition(", ")[2] for d in of(resumed).decisions.values()}
 
     assert run_ranks(RANKS, body) == [(True, {"as in the checkpoint"})] * RANKS
 
@@ -154,9 +157,9 @@ def test_with_other_ranks_it_searches() -> None:
         again, resumed = start(engine, Compression.auto())
         resumed.load_state_dict(copy.deepcopy(states[0]))
         train(engine, again, resumed, range(BEFORE, BEFORE + 3))
-        searches = not resumed.controller.settled
+        searches = not of(resumed).controller.settled
         train(engine, again, resumed, range(BEFORE + 3, BEFORE + 30))
-        return searches, resumed.controller.settled
+        return searches, of(resumed).controller.settled
 
     run_ranks(RANKS, before)
     assert run_ranks(RANKS + 1, after) == [(True, True)] * (RANKS + 1)
@@ -170,9 +173,9 @@ def test_with_other_buckets_it_searches() -> None:
         again, resumed = start(engine, Compression.auto(), threshold=1 << 20)
         resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         train(engine, again, resumed, range(BEFORE, BEFORE + 3))
-        assert not resumed.controller.settled
+        assert not of(resumed).controller.settled
         train(engine, again, resumed, range(BEFORE + 3, BEFORE + 30))
-        return resumed.controller.settled
+        return of(resumed).controller.settled
 
     assert run_ranks(RANKS, body) == [True] * RANKS
 
@@ -210,9 +213,9 @@ def test_ranks_that_come_with_others_search_together() -> None:
         again, resumed = start(engine, Compression.auto())
         resumed.load_state_dict(state)
         train(engine, again, resumed, range(BEFORE, BEFORE + 3))
-        before = resumed.controller.settled
+        before = of(resumed).controller.settled
         train(engine, again, resumed, range(BEFORE + 3, BEFORE + 30))
-        return before, resumed.controller.settled
+        return before, of(resumed).controller.settled
 
     assert run_ranks(RANKS, body) == [(False, True)] * RANKS
 
