@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from hvd_compress.compressors import Cast
+from hvd_compress.policies.noop import NoOp
 from hvd_compress.request.request import Request
 
 
@@ -56,3 +57,12 @@ class Uncompressed:
             ConfigError: a value is unknown.
         """
         return Request(Cast(), scheme, algorithm, engine, device)
+
+    @staticmethod
+    def noop() -> Request:
+        """Exchange no gradient: each rank trains by its own, to see how long a step takes without their exchange.
+
+        That is what the best compression could give, and no way to train: replicas part, and are not compared. A
+        warning says so. Sparse gradients travel by their rows, as with any compression.
+        """
+        return Request(Cast(), policy=NoOp())

@@ -93,6 +93,7 @@ class Scheme(ABC):
         in_groups: whether it launches collectives in groups of ranks, which `Engine.group` makes.
         replaces: the collective of an uncompressed gradient that it stands for.
         in_fp32: whether it sums in fp32, whatever the gradient's dtype.
+        averages: whether the result is the same on all ranks.
         keeps_gradient: whether the bucket's memory is needed until the step is over, and the result lies there.
     """
 
@@ -102,6 +103,7 @@ class Scheme(ABC):
     in_fp32: ClassVar[bool] = False
     by_name: ClassVar[bool] = False
     in_groups: ClassVar[bool] = False
+    averages: ClassVar[bool] = True
     keeps_gradient: ClassVar[bool] = True
     replaces: ClassVar[str] = "allreduce"
     compressor: Compressor

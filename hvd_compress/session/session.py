@@ -638,6 +638,8 @@ class Session:
     def _check_replicas(self) -> None:
         if self.replicas is None or self._is_profiled or self._engine.world_size == 1:
             return
+        if not all(each.scheme.averages for each in self._exchanges):
+            return
         results = [(each.layout, each.flat) for each in self._exchanges if each.flat is not None]
         self.replicas.end_step(self.step, results, self._pipeline.begin)
 

@@ -247,7 +247,16 @@ def test_replicas_that_part_are_an_error_on_every_rank() -> None:
     assert "on rank 1 is not that of rank 0, and so are 0 more of 8" in messages[0]
 
 
+def train_alone(rank: int) -> None:
+    """Of noop() each rank trains as without the others, and they are not compared."""
+    ddp, plain = compressed(make_model(), hc.Compression.noop()), make_model()
+    train(ddp, optimizer_of(ddp), rank, range(4))
+    train(plain, optimizer_of(plain), rank, range(4))
+    assert torch.equal(flat(ddp), flat(plain))
+
+
 def part(rank: int) -> str:
+    train_alone(rank)
     ddp = compressed(make_model(), "int8")
     optimizer = optimizer_of(ddp)
     for step in range(6):
