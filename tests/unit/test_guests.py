@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 from hvd_compress import guests
 from hvd_compress.cli.main import main
 from hvd_compress.compression import Compression
+from hvd_compress.errors import UnknownCompressionError
 from hvd_compress.guests import GUESTS
 from tools.imports import imports_of
 
@@ -75,28 +77,33 @@ def left(folder: Path) -> Path:
 CORE = ("tests/unit/cli", "tests/unit/compression", "tests/unit/test_guests.py")
 """Tests of what reads the table, and of what names compressions."""
 RUN = "import sys; sys.path.insert(0, ''); import pytest; sys.exit(pytest.main(sys.argv[1:]))"
-COMMAND = "import sys; sys.path.insert(0, ''); import alone; from hvd_compress.cli.main import main; main()"
-
-
-def run(place: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
-    call = [sys.executable, "-c", program, *words]
-    return subprocess.run(call, cwd=place, capture_output=True, text=True, check=False)
+MISSING = "import sys; sys.path.insert(0, ''); import alone; import tests.unit.test_guests as own; own.assert_missing()"
 
 
 @pytest.mark.level2
 def test_the_core_does_without(tmp_path: Path) -> None:
     place = left(tmp_path / "left")
-    done = run(place, RUN, "-q", "-x", "-n", "2", "-p", "no:cacheprovider", "-p", "alone", "-m", "not level2", *CORE)
-    assert done.returncode == 0, done.stdout[-3000:]
-    for guest in HERE:
-        for words, does in guest.commands.items():
+    asked = json.dumps([[guest.folder, list(guest.commands.items()), list(guest.compressions)] for guest in HERE])
+    tests = ("-q", "-x", "-n", "2", "-p", "no:cacheprovider", "-p", "alone", "-m", "not level2", *CORE)
+    for program, *words in ((RUN, *tests), (MISSING, asked)):
+        call = [sys.executable, "-c", program, *words]
+        done = subprocess.run(call, cwd=place, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
+def assert_missing() -> None:
+    """Where guests were removed, what they bring is not offered, and says what is missing where it is asked for."""
+    for folder, commands, compressions in json.loads(sys.argv[1]):
+        said = f"comes with hvd_compress/{folder}, which is not part"
+        for words, does in commands:
             *group, _ = words.split()
-            assert does not in run(place, COMMAND, *group, "--help").stdout
-            asked = run(place, COMMAND, *words.split())
-            assert asked.returncode == 2
-            assert f"comes with hvd_compress/{guest.folder}, which is not part" in asked.stderr
-    assert run(place, "import alone; from hvd_compress.ddp import *; assert 'compress' in dir()").returncode == 0
-    for guest in HERE:
-        for name in guest.compressions:
-            told = run(place, f"import alone; from hvd_compress.compression import Compression; Compression.{name}")
-            assert f"Compression.{name}() comes with hvd_compress/{guest.folder}, which is not part" in told.stderr
+            assert does not in CliRunner().invoke(main, [*group, "--help"], terminal_width=200).output
+            asked = CliRunner().invoke(main, words.split())
+            assert asked.exit_code == 2, asked.output
+            assert said in " ".join(asked.output.split()), asked.output
+        for name in compressions:
+            with pytest.raises(UnknownCompressionError, match=rf"Compression\.{name}\(\) {said}"):
+                getattr(Compression, name)
+    namespace: dict[str, object] = {}
+    exec("from hvd_compress.ddp import *", namespace)
+    assert "compress" in namespace
