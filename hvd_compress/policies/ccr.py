@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+LONGEST_INTERVAL = 8
+"""Steps of which one sends a gradient, where a ratio says how many: gradients become too old beyond, where something
+that sends less in each step serves better."""
+
 
 @dataclass(frozen=True)
 class StepRecord:
@@ -71,3 +75,8 @@ def ccr_of(ranks: Sequence[Sequence[StepRecord]]) -> Ccr:
     own = [fmean(record.exchange_s for record in steps) for steps in ranks]
     lost_s = sum(min(taken_s, max(backward)) for taken_s in communicated)
     return Ccr(median(communicated), max(backward), fmean(own), fmean(backward), len(communicated), lost_s, len(ranks))
+
+
+def interval_of(ccr: float) -> int:
+    """Return ceil(CCR), LONGEST_INTERVAL at most; 1 where no backward pass was seen, which can hide nothing."""
+    return max(1, math.ceil(min(ccr, LONGEST_INTERVAL))) if math.isfinite(ccr) else 1

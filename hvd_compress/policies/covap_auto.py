@@ -15,7 +15,7 @@ from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import Event
 from hvd_compress.policies.agreement import WINDOW, Agreement, StepTimes, window
 from hvd_compress.policies.base import BucketMetrics, StepMoments
-from hvd_compress.policies.ccr import Ccr
+from hvd_compress.policies.ccr import Ccr, interval_of
 from hvd_compress.policies.covap import DEFAULT_INTERVAL, CovapPolicy
 from hvd_compress.policies.detector import THRESHOLD, Detector
 from hvd_compress.policies.resumed import refused, said_by
@@ -25,9 +25,6 @@ from hvd_compress.request.request import Request
 
 WARM = 2
 """Steps before the first profile: what is allocated and connected once belongs to no step."""
-LONGEST_INTERVAL = 8
-"""The longest interval that is chosen: gradients become too old beyond, where something that sends less in each step
-serves better."""
 
 
 class AutoCovapPolicy(CovapPolicy, TellingPolicy):
@@ -131,11 +128,6 @@ class AutoCovapPolicy(CovapPolicy, TellingPolicy):
             self._history.add(Event(step, "network", reason="exchanges take another time than those before"))
             self._ccr = self._detector = None
             self.setup(step + 1, self._layouts, self._launch)
-
-
-def interval_of(ccr: float) -> int:
-    """Return ceil(CCR), LONGEST_INTERVAL at most; 1 where no backward pass was seen, which can hide nothing."""
-    return max(1, math.ceil(min(ccr, LONGEST_INTERVAL))) if math.isfinite(ccr) else 1
 
 
 def _figure(value: object) -> float:
