@@ -109,13 +109,11 @@ class DecisionPolicy(ABC):
         plan_lacks: what a plan of what is in use now would not do, in words; nothing where it does all.
         counts_epochs: whether it says itself when an epoch is over, and not the program.
         cuttable: whether gradients may be cut into other buckets once nothing is tried.
-        holds_unsent: whether a parameter of which a step sends nothing has no gradient in it, and not one of zeros.
     """
 
     measuring_s: float | None = None
     tells_of: Collection[int] = ()
     rollouts: Rollouts | None = None
-    holds_unsent: bool = False
     cuttable: bool = False
     wants_ccr: bool = False
     profiles_ccr: bool = False

@@ -6,21 +6,21 @@ Sun et al., "Near-Linear Scaling Data Parallel Training with Overlapping-Aware G
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast
-from hvd_compress.cost.paths import Path
 from hvd_compress.engines.launch import Launch
+from hvd_compress.policies.covap_turns import Turn
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.policies.sharding import shard_counts
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 from hvd_compress.schemes.sharded import WHOLE, Shard
+from hvd_compress.schemes.skip import SKIP
 
-SKIP = Path("skip")
 DEFAULT_INTERVAL = 4
 """Of covap(), and where covap("auto") may measure nothing."""
 
@@ -39,7 +39,7 @@ class CovapPolicy(FixedPolicy):
         """`shard`: cut large buckets, so that steps send about as much (`sharding`); else each bucket is one shard."""
         super().__init__(request)
         self._interval, self._shards_large, self._why = interval, shard, ""
-        self.holds_unsent = hold_unsent
+        self._holds = hold_unsent
         self._buckets: list[_Filtered] = []
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
@@ -56,9 +56,8 @@ class CovapPolicy(FixedPolicy):
             if shards:
                 sent = [self._in_turn(each, shard) for each, shard in zip(sent, shards, strict=True)]
             turn = f"sent in one of {self._interval} steps{self._why and f' ({self._why})'}"
-            self._buckets.append(
-                _Filtered(first, sent, bool(shards), Decision(Cast(), SKIP, sent[0].device, reason=turn))
-            )
+            unsent = Turn(Cast(), SKIP, sent[0].device, turn, holds=self._holds)
+            self._buckets.append(_Filtered(first, sent, bool(shards), unsent))
             first += count
         return [self._at(step, number) for number in range(len(buckets))]
 
@@ -75,7 +74,8 @@ class CovapPolicy(FixedPolicy):
 
     def _in_turn(self, decision: Decision, shard: Shard) -> Decision:
         words = (decision.reason, "" if shard == WHOLE else str(shard), self._why)
-        return replace(decision, shard=shard, reason="; ".join(filter(None, words)))
+        reason = "; ".join(filter(None, words))
+        return Turn(decision.compressor, decision.path, decision.device, reason, shard=shard, holds=self._holds)
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.errors import UsageError
 from hvd_compress.policies.plan_schema import BucketEntry, Parameter, Plan
 from hvd_compress.policies.plan_settings import dtype_name, settings_of
 from hvd_compress.request.decision import Decision
-from hvd_compress.schemes.sharded import WHOLE
 
 
 def plan_in_use(buckets: Mapping[tuple[str, ...], Decision], layouts: Sequence[Layout], world_size: int) -> Plan:
@@ -20,17 +18,12 @@ def plan_in_use(buckets: Mapping[tuple[str, ...], Decision], layouts: Sequence[L
         buckets: the decision of each bucket, by the names of its parameters.
         layouts: of all buckets; those of sparse gradients are left out.
 
-    Raises UsageError where a step sends not all of a bucket, as a plan is the same in each, or a bucket only tries how
-    to travel.
+    Raises UsageError where no plan can say how a bucket travels, or it only tries how to.
     """
     dense = [layout for layout in layouts if not layout.sparse]
     for layout, decision in zip(dense, buckets.values(), strict=True):
-        stages = schemes.stages(decision.compressor, decision.path, layout, world_size)
-        if not stages or decision.shard != WHOLE:
-            raise UsageError(
-                f"not all of the bucket of {layout.called} is sent in the coming step, and a plan is the same in each: "
-                "pass Compression.covap() itself"
-            )
+        if decision.no_plan:
+            raise UsageError(f"no plan can say how the bucket of {layout.called} travels: {decision.no_plan}")
         if decision.is_trial:
             raise UsageError(
                 f"the bucket of {layout.called} travels by {decision.path} for the time being ({decision.reason}): "

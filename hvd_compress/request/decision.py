@@ -9,7 +9,6 @@ from hvd_compress import schemes
 from hvd_compress.compressors import Compressor
 from hvd_compress.cost.paths import Path
 from hvd_compress.schemes import Scheme
-from hvd_compress.schemes.sharded import WHOLE, Shard, Sharded
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,6 @@ class Decision:
         device: where compression runs: "cpu" or "cuda".
         reason: why it was chosen, in words.
         is_trial: whether the bucket only tries to travel so: the choice is not made yet, or about to be made anew.
-        shard: the part of the bucket that is sent so in this step; the rest joins the residual.
     """
 
     compressor: Compressor
@@ -30,7 +28,6 @@ class Decision:
     device: str = "cpu"
     reason: str = field(default="", compare=False)
     is_trial: bool = field(default=False, compare=False)
-    shard: Shard = WHOLE
 
     @property
     def ratio(self) -> float:
@@ -49,10 +46,13 @@ class Decision:
 
     def facts(self) -> dict[str, Any]:
         """Return what a viewer of a timeline wants to know."""
-        candidate = str(self.path) if self.shard == WHOLE else f"{self.path}, {self.shard}"
-        return {"candidate": candidate, "ratio": self.ratio, "device": self.device}
+        return {"candidate": str(self.path), "ratio": self.ratio, "device": self.device}
 
     def build(self) -> Scheme:
         """Return the scheme that carries the decision out. Raises ConfigError where it cannot carry the compressor."""
-        built = schemes.build(self.compressor, self.path)
-        return built if self.shard == WHOLE else Sharded(built, self.shard)
+        return schemes.build(self.compressor, self.path)
+
+    @property
+    def no_plan(self) -> str:
+        """Why no plan can say it, in words; nothing where compressor and path say all that build() makes."""
+        return ""

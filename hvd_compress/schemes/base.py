@@ -114,9 +114,9 @@ class Scheme(ABC):
         """Whether what is not sent is remembered."""
         return self.compressor.error_feedback
 
-    def covers(self, layout: Layout) -> slice:
-        """Return the elements that are sent at all; those of other schemes are never sent in the step."""
-        return slice(0, layout.numel)
+    def unsent(self, layout: Layout) -> Sequence[str]:
+        """Return the parameters that are to have no gradient after the step, as nothing of them is sent."""
+        return ()
 
     @classmethod
     def carries(cls, compressor: Compressor) -> bool:

@@ -38,11 +38,15 @@ WHOLE = Shard()
 class Sharded(Scheme):
     """What another scheme makes of a shard; elsewhere the result is zero, and the gradient joins the residual, as Skip.
 
-    Only a policy names it, by a decision's shard. Bytes: those of the shard.
+    Bytes: those of the shard.
+
+    Attributes:
+        holds: as of Skip, for parameters of which the shard has nothing.
     """
 
     sent: Scheme
     part: Shard
+    holds: bool = False
     names = ()
 
     @property
@@ -71,8 +75,15 @@ class Sharded(Scheme):
     def stages_on(self, layout: Layout, hosts: Sequence[int]) -> tuple[Stage, ...]:
         return self.sent.stages_on(self._layout(layout), hosts)
 
-    def covers(self, layout: Layout) -> slice:
-        return self.part.of(layout.numel)
+    def unsent(self, layout: Layout) -> Sequence[str]:
+        if not self.holds:
+            return ()
+        sent, start, found = self.part.of(layout.numel), 0, []
+        for name, numel in zip(layout.names, layout.segments, strict=True):
+            if start + numel <= sent.start or start >= sent.stop:
+                found.append(name)
+            start += numel
+        return found
 
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
         return _ShardExchange(self, work, rank, world_size)

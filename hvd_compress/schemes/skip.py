@@ -14,18 +14,25 @@ from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.schemes.base import Exchange, Scheme, Work
 
+SKIP = Path("skip")
+"""A label: no list has the scheme."""
+
 
 @dataclass(frozen=True)
 class Skip(Scheme):
     """No collective: the result is zero, and the whole gradient joins the residual, whatever the compressor.
 
     A gradient that is not finite is dropped, and the residual stays: other ranks cannot know, so the step counts as
-    finite. Only a policy names it. Bytes: none.
+    finite. Bytes: none.
+
+    Attributes:
+        holds: whether its parameters have no gradient after the step, and not one of zeros.
     """
 
     compressor: Compressor
-    path: Path = Path("skip")
-    names = ("skip",)
+    holds: bool = False
+    path: Path = SKIP
+    names = ()
 
     @property
     def error_feedback(self) -> bool:
@@ -35,8 +42,8 @@ class Skip(Scheme):
     def variants(cls, compressor: Compressor, layout: Layout, can: Capabilities) -> Sequence[Path]:
         return ()
 
-    def covers(self, layout: Layout) -> slice:
-        return slice(0, 0)
+    def unsent(self, layout: Layout) -> Sequence[str]:
+        return layout.names if self.holds else ()
 
     def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
         return ()

@@ -198,16 +198,6 @@ class SessionBucket:
         kept = residual.memory if residual is not None else ()
         self.flat, self._workspace = flat, self.lane.workspace(flat, *kept)
 
-    @property
-    def unsent(self) -> list[str]:
-        """Parameters of which the decision sends nothing."""
-        sent, start, found = self.scheme.covers(self.layout), 0, []
-        for name, numel in zip(self.layout.names, self.layout.segments, strict=True):
-            if start + numel <= sent.start or start >= sent.stop:
-                found.append(name)
-            start += numel
-        return found
-
     def forget(self) -> None:
         """The step is over: what its exchange holds is not needed any more."""
         self.report, self.launched = ProbeReport(), False

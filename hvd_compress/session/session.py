@@ -66,7 +66,7 @@ class Session:
         resumes_kinds: of what was remembered then, and is not zero: "residual", and kinds of compressors' states.
         learning_rates: gives those of the coming steps, where a front end knows the optimizer.
         unsent: names of parameters that are to have no gradient, since the last exchange has sent nothing of them; the
-            same on all ranks, and empty unless the policy `holds_unsent`.
+            same on all ranks.
         may_give_up: whether the front end can go on after a backward pass that an error has ended.
     """
 
@@ -468,7 +468,7 @@ class Session:
             if exchanged.finite and policy.adds_results:
                 for bucket in self._exchanges:
                     bucket.add_result()
-            held = [name for bucket in self._exchanges for name in bucket.unsent] if policy.holds_unsent else []
+            held = [name for bucket in self._exchanges for name in bucket.scheme.unsent(bucket.layout)]
             # A step without any gradient is an error of torch's GradScaler: one parameter keeps its zeros.
             self.unsent = frozenset(held[1:] if len(held) == len(self._parameters) else held)
             travelled = [(bucket.layout, bucket.decision) for bucket in self._exchanges]

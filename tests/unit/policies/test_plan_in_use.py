@@ -55,9 +55,13 @@ def test_it_is_for_this_model_and_these_ranks() -> None:
     }
 
 
-def test_what_is_only_tried_or_skipped_is_no_plan() -> None:
+class Unsaid(Decision):
+    no_plan = "it is sent every other day"
+
+
+def test_what_is_only_tried_or_more_than_compressor_and_path_is_no_plan() -> None:
     trial = Decision(TopK(0.25), Path("star"), reason="round 2", is_trial=True)
     with pytest.raises(UsageError, match=r"bucket of c travels by star for the time being \(round 2\)"):
         plan_of([DECISIONS[0], trial, DECISIONS[2]])
-    with pytest.raises(UsageError, match=r"not all of the bucket of d is sent"):
-        plan_of([*DECISIONS[:2], Decision(Cast(), Path("skip"))])
+    with pytest.raises(UsageError, match=r"no plan can say how the bucket of d travels: it is sent every other day"):
+        plan_of([*DECISIONS[:2], Unsaid(Cast(), Path("dense"))])

@@ -15,8 +15,10 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.errors import CommunicationError
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, Launch, StepMoments
+from hvd_compress.policies.covap_turns import Turn
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request
+from hvd_compress.schemes.skip import SKIP as SKIPPED
 from hvd_compress.session import checkpoint
 from hvd_compress.session.session import Session
 from hvd_compress.settings import Settings
@@ -56,7 +58,7 @@ class Playing(DecisionPolicy, PolicySettings):
         return "Playing"
 
 
-DENSE, SKIP = Decision(Cast(), Path("dense")), Decision(Cast(), Path("skip"))
+DENSE, SKIP = Decision(Cast(), Path("dense")), Turn(Cast(), SKIPPED)
 TOPK, POWERSGD = Decision(TopK(0.1), Path("allgather")), Decision(PowerSGD(2), Path("allreduce"))
 
 
