@@ -58,6 +58,7 @@ GUESTS = (
         compressions={"accordion": "compressions:Switching"},
         names={"BatchSizeSchedule": "batch_size:BatchSizeSchedule"},
     ),
+    Guest("papers/covap", compressions={"covap": "compressions:Filtering"}),
     Guest(
         "papers/espresso",
         {

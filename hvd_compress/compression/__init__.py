@@ -38,8 +38,9 @@ if not TYPE_CHECKING:
 
 else:
     from hvd_compress.papers.accordion.compressions import Switching
+    from hvd_compress.papers.covap.compressions import Filtering
 
-    class _OfGuests(Switching):
+    class _OfGuests(Switching, Filtering):
         """The same for type checkers and the reference."""
 
 

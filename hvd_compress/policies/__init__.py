@@ -3,7 +3,6 @@
 from hvd_compress.engines.launch import Launch
 from hvd_compress.policies.auto.policy import Auto
 from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, Rollouts, StepMoments
-from hvd_compress.policies.covap_settings import Covap
 from hvd_compress.policies.fixed import FixedPolicy, decide
 from hvd_compress.policies.flexible.settings import Flexible
 from hvd_compress.policies.plan import PlanFile
@@ -13,7 +12,6 @@ from hvd_compress.policies.warmup import Warmup
 __all__ = [
     "Auto",
     "BucketMetrics",
-    "Covap",
     "DecisionPolicy",
     "FixedPolicy",
     "Flexible",

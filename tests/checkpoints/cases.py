@@ -11,6 +11,7 @@ from torch import nn
 from hvd_compress.compression import Compression
 from hvd_compress.optim import OneBitAdam
 from hvd_compress.request.request import Request
+from tests.brought import brought
 
 RANKS = 2
 STEPS = 8
@@ -137,15 +138,9 @@ DROP_IN = {
     "momentum": Case(Compression.momentum(0.5, 2, scheme="alltoall-allgather")),
     "onebit_adam": Case(_one_bit_adam_compression(), tolerance=NEAR, optimizer=one_bit_adam),
     "demo": Case(Compression.demo(4, 8, 0.5), tolerance=NEAR),
-    "covap": Case(Compression.covap(2)),
-    "covap-feedback": Case(Compression.covap(2, sent=Compression.int8(scheme="allgather"), feedback=(0.5, 2, 0.125))),
-    "accordion": Case(
-        Compression.accordion(Compression.topk(0.5, "star"), Compression.topk(0.1, "star"), every=1, epoch_steps=2),
-        steps=7,
-    ),
-    "covap-auto": Case(Compression.covap("auto"), steps=20, adapts=True),
     "flexible": Case(Compression.flexible(0.05, 0.5), steps=40, adapts=True),
     "auto": Case(INT4_CHOSEN, steps=40, adapts=True),
+    **{name: Case(**case) for name, case in brought("SAVED")},
 }
 """By the optimizer of hvd_compress.torch, on ranks in one process."""
 
@@ -154,8 +149,8 @@ DDP = {
     "topk": Case(Compression.topk(0.1, "star")),
     "powersgd": Case(Compression.powersgd(2, scheme="allreduce"), tolerance=NEAR),
     "momentum": Case(Compression.momentum(0.5, 2, scheme="alltoall-allgather")),
-    "covap": Case(Compression.covap(2, shard=False)),
     "auto": Case(INT4_CHOSEN, steps=40, adapts=True),
+    **{name: Case(**case) for name, case in brought("SAVED_BY_DDP")},
 }
 FSDP = {
     "shards-int4": Case(Compression.int4(), feedback=True),

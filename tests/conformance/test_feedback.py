@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from hvd_compress import of
-from hvd_compress.compressors import DGC, Cast, CompressedMomentum, Compressor
+from hvd_compress.compressors import DGC, CompressedMomentum, Compressor
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.schedule import FeedbackSchedule
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
-from hvd_compress.policies import Covap
 from hvd_compress.request.request import Request
+from tests.brought import brought
 from tests.harness import (
     OTHER_FEEDBACK,
     REQUESTS,
@@ -36,6 +36,7 @@ from tests.played import LANES, PlayedLanes
 STEPS, SIZE = 6, 3
 SCHEDULE = FeedbackSchedule(0.5, 0.25, 2)
 COEFFICIENTS = (0.5, 0.5, 0.75, 0.75, 1.0, 1.0)
+BROUGHT = dict(brought("FIXED"))
 REMEMBERING = {
     **{
         name: request
@@ -44,7 +45,7 @@ REMEMBERING = {
         and not isinstance(request.compressor, CompressedMomentum)
         and name not in OTHER_FEEDBACK
     },
-    "covap": Request(Cast(), policy=Covap(3)),
+    **BROUGHT,
 }
 """A momentum's residual is what is left of it, and not of the gradient."""
 NOTHING_LEFT = ("topk-all", "star-all")
@@ -128,34 +129,8 @@ def test_topk_follows_the_loop_that_anybody_would_write() -> None:
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("shard", [False, True])
-def test_what_is_not_sent_waits_with_its_residual_shrunk(shard: bool) -> None:
-    """COVAP with one bucket, sent in steps 0 and 3: what was given in step 1 comes by 0.75 * 0.75 of it, in step 3.
-
-    In three shards, of 4, 3 and 3 elements, the last one is sent in step 1, and the second in step 2.
-    """
-    parameters = make_parameters({"w": (10,)})
-    asked = replace(scheduled("covap"), policy=Covap(3, shard=shard))
-    optimizer = make_optimizer(parameters, asked, alone, 0, 1)
-    sent = (
-        (slice(0, 4), slice(7, 10), slice(4, 7), slice(0, 4))
-        if shard
-        else (slice(0, 10), *[slice(0, 0)] * 2, slice(0, 10))
-    )
-    residual = torch.zeros(10)
-    for step, coefficient in enumerate(COEFFICIENTS[:4]):
-        backward(parameters, 0, step)
-        optimizer.synchronize()
-        residual = gradient("w", (10,), 0, step) + coefficient * residual
-        expected = torch.zeros(10)
-        expected[sent[step]], residual[sent[step]] = residual[sent[step]], 0
-        torch.testing.assert_close(parameters["w"].grad, expected)
-        use(parameters.values())
-        optimizer.zero_grad()
-
-
 @pytest.mark.parametrize("kind", LANES)
-@pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "topk-var", "int8", "powersgd", "covap"])
+@pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "topk-var", "int8", "powersgd", *BROUGHT])
 def test_every_lane_gives_the_bits_of_the_cpu(name: str, kind: str) -> None:
     expected = run_ranks(SIZE, lambda engine: observe(engine, scheduled(name)))
     found = run_ranks(SIZE, lambda engine: observe(engine, scheduled(name), lanes=PlayedLanes(LANES[kind])))
@@ -165,7 +140,7 @@ def test_every_lane_gives_the_bits_of_the_cpu(name: str, kind: str) -> None:
             assert torch.equal(seen.after, again.after)
 
 
-@pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "efsign", "dgc", "powersgd", "int8", "covap"])
+@pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "efsign", "dgc", "powersgd", "int8", *BROUGHT])
 def test_training_resumes_to_the_bit_before_the_coefficient_grows(name: str) -> None:
     """Saved after step 3 of 6; the coefficient is another one before, and another one after."""
 
@@ -216,19 +191,6 @@ def test_a_step_that_is_not_finite_leaves_the_whole_residual(name: str) -> None:
         assert torch.equal(flat_residual(optimizer, parameters), before)
 
     run_ranks(2, body)
-
-
-def test_a_skipped_bucket_that_is_not_finite_keeps_the_whole_residual() -> None:
-    parameters = make_parameters({"w": (10,)})
-    optimizer = make_optimizer(parameters, scheduled("covap"), alone, 0, 1)
-    for step in range(3):  # sent in step 0
-        before = flat_residual(optimizer, parameters)
-        (parameters["w"] * gradient("w", (10,), 0, step) * (torch.nan if step == 2 else 1.0)).sum().backward()
-        optimizer.synchronize()
-        use(parameters.values())
-        optimizer.zero_grad()
-    assert before.any()
-    assert torch.equal(flat_residual(optimizer, parameters), before)
 
 
 def test_float64_has_none() -> None:

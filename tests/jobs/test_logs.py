@@ -10,10 +10,11 @@ from click.testing import CliRunner
 
 from hvd_compress.cli.main import main
 from hvd_compress.events.history import read
+from tests.brought import brought
 from tests.jobs.launch import launch
 from tests.unit.events.test_tensorboard import scalars
 
-NAMES = ("int4", "covap", "plan", "momentum", "topk")
+NAMES = ("int4", "plan", "momentum", "topk", *dict(brought("FIXED")))
 PLAN = '{"version": 1, "default": {"compressor": {"name": "blocks", "bits": 8}, "scheme": "auto"}}'
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from hvd_compress.engines.calls import Call
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.events.history import Event, History, read
 from hvd_compress.events.recorder import LONGEST, EventRecorder
-from hvd_compress.policies import Covap, PlanFile
+from hvd_compress.policies import PlanFile
 from hvd_compress.policies.plan_schema import Plan, Treatment
 from hvd_compress.policies.plan_settings import settings_of
 from hvd_compress.request.decision import Decision
@@ -25,6 +25,7 @@ from hvd_compress.request.request import Request
 from hvd_compress.schemes.phases import PhaseSpans
 from hvd_compress.session.session import Session
 from hvd_compress.settings import Settings
+from tests.brought import brought
 from tests.harness import REQUESTS, backward, make_optimizer, make_parameters, on_engine
 
 PLAN = Plan(version=1, default=Treatment(compressor=settings_of(PowerSGD(2)), scheme="allgather"))
@@ -33,9 +34,9 @@ FIXED = {
     "efsign": Request(EFSign()),
     "topk": Request(TopK(0.05)),  # HVD_COMPRESS_ADAPT=0
     "dense": Request(Cast()),
-    "covap": Request(Cast(), policy=Covap(2, shard=False)),
     "plan": Request(Cast(), policy=PlanFile("digest", PLAN)),
     "momentum": REQUESTS["momentum-warmup"],
+    **dict(brought("FIXED")),
 }
 STEPS = 12
 """Two windows."""
@@ -94,13 +95,17 @@ def test_bytes_are_those_of_the_step(tmp_path: Path) -> None:
     assert [event.wire_ratio for event in read(tmp_path / "log.jsonl") if event.kind == "window"] == [sent]
 
 
-def test_decisions_that_take_turns_are_told_once(tmp_path: Path) -> None:
-    """A bucket of COVAP is sent in every second step, and its window says so."""
-    events = logged(tmp_path, FIXED["covap"], 2)
-    told = Counter((event.bucket, event.candidate) for event in events if event.kind == "choice")
-    assert told == {(number, candidate): 1 for number in range(3) for candidate in ("dense", "skip")}
-    windows = [event for event in events if event.kind == "window"]
-    assert {(event.candidate, event.wire_ratio) for event in windows} == {("dense", 0.5)}
+def test_decisions_that_take_turns_are_told_once() -> None:
+    """The bucket is sent in every second step, and its window says so."""
+    history, layout = History(), Layout.of(10)
+    recorder, turns = EventRecorder(history, 2), [Decision(Cast(), Travels(name)) for name in ("dense", "alltoall")]
+    spans = PhaseSpans((0.0, 1.0), (1.0, 3.0), (3.0, 3.5), (Call("allreduce", "auto", layout.nbytes, 2.0),))
+    for step in range(4):
+        recorder.decided(step, [(layout, turns[step % 2])], ())
+        recorder.exchanged(step, [turns[step % 2]], [spans if step % 2 == 0 else replace(spans, calls=())])
+    told = [(event.kind, event.candidate) for event in history]
+    assert told == [("choice", "dense"), ("choice", "alltoall"), ("window", "dense")]
+    assert [event.wire_ratio for event in history if event.kind == "window"] == [0.5]
 
 
 def test_a_decision_that_ends_a_warm_up_is_told_when_it_holds(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_request_keeps_all_else_and_says_it_in_its_repr() -> None:
     request = Compression.topk(0.1, "star", engine="mpi").with_feedback(0.25, 0.5, 7)
     assert request == Request(TopK(0.1), "star", engine="mpi", feedback=FeedbackSchedule(0.25, 0.5, 7))
     assert "initial=0.25, growth=0.5, every=7" in repr(request)
-    assert Compression.covap(4).with_feedback().feedback == FeedbackSchedule(0.5, 0.1, 50)
+    assert Compression.auto().with_feedback().feedback == FeedbackSchedule(0.5, 0.1, 50)
 
 
 @pytest.mark.parametrize(

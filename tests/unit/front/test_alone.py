@@ -11,14 +11,16 @@ from hvd_compress.compression import Compression
 from hvd_compress.compressors import Cast
 from hvd_compress.front.alone import request_of
 from hvd_compress.settings import ProfileSettings, Settings
+from tests.brought import brought
 
 REQUESTS = {
     "fixed": Compression.int4(engine="mpi"),
     "controller": Compression.topk(0.01),
     "ratio": Compression.flexible(),
-    "policy": Compression.covap(),
+    "policy": Compression.per_bucket(lambda _: Compression.int4()),
     "momentum": Compression.demo(),
     "dense": Compression.dense(),
+    **dict(brought("FIXED")),
 }
 
 

@@ -20,7 +20,7 @@ from hvd_compress.cost.predict import predict
 from hvd_compress.cost.quick import SIZES
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
-from hvd_compress.policies import Covap, FixedPolicy, PlanFile, Warmup, decide, policy_for
+from hvd_compress.policies import FixedPolicy, PlanFile, Warmup, decide, policy_for
 from hvd_compress.policies.auto.policy import TRIED, AutoPolicy
 from hvd_compress.policies.base import DecisionPolicy
 from hvd_compress.policies.fixed import MARGIN
@@ -30,6 +30,7 @@ from hvd_compress.policies.plan_settings import settings_of
 from hvd_compress.policies.prices import Prices
 from hvd_compress.request.request import Request
 from hvd_compress.settings import ProfileSettings, Settings
+from tests.brought import brought
 from tests.unit.cost.played import follow
 
 INT4 = Request(BlockQuantizer(4))
@@ -126,7 +127,7 @@ ADAPTS = Settings(600, 60, adapt=True, calibration_s=0.0)
         (lambda: Request(BlockQuantizer(4), "allgather"), set()),
         (lambda: Request(EFSign()), set()),
         (lambda: Request(Cast()), set()),
-        (lambda: Request(Cast(), policy=Covap(2)), set()),
+        *((lambda request=request: request, set()) for _, request in brought("FIXED")),
         (lambda: Request(TopK(0.1)), {"allreduce", "allgather", "broadcast"}),
         (lambda: Request(TopK(0.1), "allgather"), {"allgather"}),
         (lambda: Request(TopK(0.1), "allgather", "bruck"), set()),

@@ -13,7 +13,9 @@ from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
 from hvd_compress.policies.ccr import Ccr
+from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
+from tests.brought import brought
 from tests.clock import Clock, slowed
 from tests.harness import backward, on_engine
 
@@ -127,15 +129,14 @@ def test_buckets_are_held_back_while_it_is_profiled() -> None:
     assert run_ranks(2, body) == [launched] * 2
 
 
-@pytest.mark.parametrize("name", ["auto", "covap"])
-def test_what_is_profiled_tells_a_policy_nothing_of_its_network(name: str, clock: Clock) -> None:
+@pytest.mark.parametrize("request_", [Compression.auto("dense"), *dict(brought("PROFILING")).values()])
+def test_what_is_profiled_tells_a_policy_nothing_of_its_network(request_: Request, clock: Clock) -> None:
     """Exchanges that begin behind the backward pass take other steps than those beside it."""
 
     def body(engine: InProcessEngine) -> tuple[list[str], int, int]:
         slowed(engine, lambda: 1e-6)
-        request = Compression.auto("dense") if name == "auto" else Compression.covap("auto")
         settings = Settings(600, 60, adapt=True, calibration_s=0.1)
-        parameters, optimizer = on_engine(engine, request, settings=settings)
+        parameters, optimizer = on_engine(engine, request_, settings=settings)
         for parameter in parameters.values():
             parameter.register_hook(lambda _: clock.reach(clock() + PASS_S))
         for step in range(150):

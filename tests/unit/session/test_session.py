@@ -10,18 +10,17 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Slot
-from hvd_compress.compressors import Cast, Compressor, PowerSGD, TopK
+from hvd_compress.compressors import Cast, Compressor, EFSign, PowerSGD, TopK
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.errors import CommunicationError
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, Launch, StepMoments
-from hvd_compress.policies.covap_turns import Turn
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request
-from hvd_compress.schemes.skip import SKIP as SKIPPED
 from hvd_compress.session import checkpoint
 from hvd_compress.session.session import Session
 from hvd_compress.settings import Settings
+from tests.brought import brought
 from tests.harness import remembered
 
 SHAPES = {"a": (20, 10), "b": (30,), "c": (12, 5), "d": (7,)}
@@ -58,7 +57,7 @@ class Playing(DecisionPolicy, PolicySettings):
         return "Playing"
 
 
-DENSE, SKIP = Decision(Cast(), Path("dense")), Turn(Cast(), SKIPPED)
+DENSE, EFSIGN = Decision(Cast(), Path("dense")), Decision(EFSign(), Path("allgather"))
 TOPK, POWERSGD = Decision(TopK(0.1), Path("allgather")), Decision(PowerSGD(2), Path("allreduce"))
 
 
@@ -120,7 +119,14 @@ def test_a_policy_is_asked_in_the_promised_order() -> None:
     assert run_ranks(2, body)[0] == [("setup", 0, buckets), ("decide", 0), *steps]
 
 
-@pytest.mark.parametrize("decisions", [[DENSE, TOPK, SKIP, POWERSGD, DENSE], [SKIP, POWERSGD, SKIP, TOPK, DENSE]])
+@pytest.mark.parametrize(
+    "decisions",
+    [
+        row
+        for each in (EFSIGN, *dict(brought("DECISIONS")).values())
+        for row in ([DENSE, TOPK, each, POWERSGD, DENSE], [each, POWERSGD, each, TOPK, DENSE])
+    ],
+)
 def test_what_is_remembered_outlives_every_change_of_decision(decisions: list[Decision]) -> None:
     """What came and what is left is what was given; PowerSGD's Q stays while others decide."""
 

@@ -1,4 +1,4 @@
-"""The communication-to-computation ratio under DDP, and COVAP's interval by it."""
+"""The communication-to-computation ratio under DDP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import hvd_compress.ddp as hc
 from tests.unit.front.ddp.job import run_ranks
-from tests.unit.front.ddp.training import check_ranks_equal, compressed, flat, make_model, optimizer_of, train
+from tests.unit.front.ddp.training import compressed, flat, make_model, optimizer_of, train
 
 
 def test_ranks_find_the_same_and_train_the_same() -> None:
@@ -37,24 +37,6 @@ def profiled(rank: int) -> None:
     assert 0 < found.backward_s < 60
     assert 0 < found.communicate_s < 60
     assert torch.equal(*trained)
-
-
-def test_covap_takes_its_interval_from_it() -> None:
-    run_ranks(adaptive, ranks=2, HVD_COMPRESS_ADAPT="1", HVD_COMPRESS_CHECK_EVERY="5")
-
-
-def adaptive(rank: int) -> None:
-    model = compressed(make_model(), hc.Compression.covap("auto"))
-    optimizer = optimizer_of(model)
-    train(model, optimizer, rank, range(30))
-    check_ranks_equal(model, "covap")
-    controller = hc.of(model).controller
-    assert controller is not None
-    assert controller.history is not None
-    first = controller.history.events[0]
-    assert first.kind == "ccr"
-    assert first.reason.startswith("CCR ")
-    assert ": interval " in first.reason
 
 
 def test_buckets_that_are_cut_anew_are_profiled_from_then_on() -> None:

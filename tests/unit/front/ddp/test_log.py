@@ -10,13 +10,13 @@ import hvd_compress.ddp as hc
 from hvd_compress.events.history import read
 from tests.unit.events.test_tensorboard import scalars
 from tests.unit.front.ddp.job import run_ranks
-from tests.unit.front.ddp.training import compressed, loss_of, make_model, optimizer_of
+from tests.unit.front.ddp.training import BROUGHT, compressed, loss_of, make_model, optimizer_of
 
 STEPS = 8
 PLAN = '{"version": 1, "default": {"compressor": {"name": "blocks", "bits": 8}, "scheme": "auto"}}'
 
 
-@pytest.mark.parametrize("name", ["int4", "covap", "momentum", "plan"])
+@pytest.mark.parametrize("name", ["int4", *BROUGHT, "momentum", "plan"])
 def test_what_is_fixed_is_written_down(name: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(PLAN)
     variables = {"HVD_COMPRESS_LOG": str(tmp_path / "log.jsonl"), "HVD_COMPRESS_TENSORBOARD": str(tmp_path / "runs")}

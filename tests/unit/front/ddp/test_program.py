@@ -20,6 +20,7 @@ from hvd_compress.errors import ConfigError, ReplicaError, UnsupportedError, Usa
 from tests.harness import gradient, remembered
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import (
+    BROUGHT,
     REQUESTS,
     Given,
     check_ranks_equal,
@@ -140,31 +141,6 @@ def freeze(rank: int) -> None:
             assert torch.equal(flat(ddp.module.second), before), name
 
 
-@pytest.mark.parametrize("as_view", [True, False])
-def test_what_covap_does_not_send_can_be_held(as_view: bool) -> None:
-    """As it is with Horovod's front end: no gradient, so that neither momentum nor weight decay moves it."""
-    run_ranks(hold, as_view, ranks=2)
-
-
-def hold(rank: int, as_view: bool) -> None:
-    ddp = DistributedDataParallel(Layered(), bucket_cap_mb=0.0001, gradient_as_bucket_view=as_view)
-    hc.compress(ddp, hc.Compression.covap(3, shard=False, hold_unsent=True))
-    sgd = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-    names = {name: parameter for name, parameter in ddp.module.named_parameters()}
-    seen = set()
-    for step in range(8):
-        before = {name: parameter.detach().clone() for name, parameter in names.items()}
-        sgd.zero_grad(set_to_none=step % 2 == 0)
-        ddp(torch.randn(8, 13, generator=torch.Generator().manual_seed(10 * rank + step))).square().mean().backward()
-        held = {name for name, parameter in names.items() if parameter.grad is None}
-        sgd.step()
-        assert held == {name for name, parameter in names.items() if torch.equal(parameter, before[name])}
-        seen.add(frozenset(held))
-        check_ranks_equal(ddp, f"step {step}")
-    assert len(seen) > 2, "several buckets take turns"
-    assert all(held < set(names) for held in seen)
-
-
 class Complex(torch.nn.Module):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -188,7 +164,7 @@ def test_complex_parameters_are_trained_as_by_plain_ddp() -> None:
 
 def train_complex(rank: int) -> None:
     for dtype in (torch.complex64, torch.complex128):
-        for name in ("none", "allgather", "int8", "powersgd", "covap"):
+        for name in ("none", "allgather", "int8", "powersgd", *BROUGHT):
             ddp = compressed(Complex(dtype), name, find_unused_parameters=True)
             plain = DistributedDataParallel(Complex(dtype), find_unused_parameters=True)
             optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (ddp, plain)]

@@ -16,6 +16,7 @@ from hvd_compress.engines import base as engines_base
 from tests.harness import gradient, remembered, use
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import (
+    BROUGHT,
     REQUESTS,
     Given,
     Twin,
@@ -29,8 +30,8 @@ from tests.unit.front.ddp.training import (
 
 WHOLE = 25.0
 """A bucket_cap_mb with which the model is one bucket."""
-FIRST_TWINS = ("star", "powersgd", "int4", "covap")
-TWINS = ("star", "allgather", "efsign", "powersgd", "int8", "int4", "covap", "dense", "bf16")
+FIRST_TWINS = ("star", "powersgd", "int4", *BROUGHT)
+TWINS = ("star", "allgather", "efsign", "powersgd", "int8", "int4", *BROUGHT, "dense", "bf16")
 
 
 def train(ddp: DistributedDataParallel, rank: int, steps: int) -> list[float]:
@@ -206,7 +207,7 @@ def test_ddps_options_change_no_result() -> None:
 
 
 def compare_options(rank: int) -> None:
-    for name in ("star", "allgather", "covap"):
+    for name in ("star", "allgather", *BROUGHT):
         results = []
         for options in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}):
             ddp = compressed(make_model(), name, **options)
@@ -227,7 +228,7 @@ def test_join_lets_ranks_that_are_done_give_zeros() -> None:
 
 def train_unevenly(rank: int) -> None:
     steps = (7, 5, 9)
-    for name in ("star", "efsign", "covap", "dense"):
+    for name in ("star", "efsign", *BROUGHT, "dense"):
         ddp = compressed(make_model(), name, find_unused_parameters=True)
         optimizer = optimizer_of(ddp)
         with ddp.join():
@@ -295,7 +296,7 @@ def test_what_is_not_sent_outlives_a_change_of_buckets() -> None:
 def conserve(rank: int) -> None:
     """Over ranks and steps, what was given is what all received and what is left."""
     ranks = dist.get_world_size()
-    for name in ("star", "var", "allgather", "layerwise", "efsign", "covap"):
+    for name in ("star", "var", "allgather", "layerwise", "efsign", *BROUGHT):
         ddp = compressed(Given(), name, bucket_cap_mb=0.0006)
         names = [n for n, _ in ddp.module.named_parameters()]
         given, received = ({n: torch.zeros_like(p) for n, p in ddp.module.named_parameters()} for _ in range(2))

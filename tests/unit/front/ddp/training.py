@@ -17,9 +17,12 @@ from hvd_compress.engines.torch_distributed import TorchEngine
 from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
+from tests.brought import brought
 from tests.harness import SHAPES, gradient, make_parameters
 
 DENSE = hc.Compression.dense()
+BROUGHT = dict(brought("FIXED"))
+"""By guests."""
 REQUESTS = {
     "topk": hc.Compression.topk(0.05),
     "star": hc.Compression.topk(0.05, "star"),
@@ -35,7 +38,6 @@ REQUESTS = {
     "int2": hc.Compression.int2(stochastic=True, scheme="alltoall-allgather"),
     "onebit": hc.Compression.onebit(64, scheme="alltoall-allgather"),
     "natural": hc.Compression.natural(),
-    "covap": hc.Compression.covap(2),
     "momentum": hc.Compression.momentum(warmup_steps=1, inner=BlockQuantizer(4)),
     "demo": hc.Compression.demo(8, 16),
     "bf16": hc.Compression.bf16(),
@@ -44,6 +46,7 @@ REQUESTS = {
     "none": hc.Compression.none,
     "dense": hc.Compression.dense(),
     "per_bucket": hc.Compression.per_bucket(lambda each: hc.Compression.int4() if each.numel > 500 else DENSE),
+    **BROUGHT,
 }
 """All that can be asked for."""
 

@@ -22,6 +22,7 @@ from hvd_compress.compressors import BlockQuantizer, Natural
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.fsdp.requests import for_replicas, for_shards
 from hvd_compress.request.request import Request
+from tests.brought import brought
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.fsdp.training import Model, compressed, loss_of, mesh_of, sharded
 
@@ -54,7 +55,8 @@ def test_what_no_reduce_scatter_carries(request_: Request, feedback: bool, error
         (C.momentum(), False, UnsupportedError, "take a compression of gradients"),
         (C.momentum(warmup_steps=3), False, UnsupportedError, "take a compression of gradients"),
         (C.demo(), False, UnsupportedError, "take a compression of gradients"),
-        (C.covap(2), False, UnsupportedError, r"take auto\(\)"),
+        (C.flexible(), False, UnsupportedError, r"take auto\(\)"),
+        *((each, False, UnsupportedError, r"take auto\(\)") for _, each in brought("FIXED")),
         (C.int8(), True, ConfigError, "leave it out"),
         (C.int8(engine="horovod"), False, UnsupportedError, "leave engine at 'auto'"),
     ],

@@ -7,10 +7,13 @@ import sys
 
 import pytest
 
+from tests.brought import brought
+
 PROGRAM = """
 import torch
 import hvd_compress.torch as hvd
 from hvd_compress.optim import DeMo, OneBitAdam
+from tests.brought import brought
 
 hvd.init()
 
@@ -28,7 +31,9 @@ def train(compression=None, make=lambda parameters: torch.optim.SGD(parameters, 
 
 C = hvd.Compression
 plain = train()
-for request in (C.int4(), C.topk(0.01), C.powersgd(), C.covap(), C.flexible(), C.auto(), C.bf16(), C.dense()):
+one = C.per_bucket(lambda _: C.int4())
+chosen = (C.int4(), C.topk(0.01), C.powersgd(), one, C.flexible(), C.auto(), C.bf16(), C.dense())
+for request in (*chosen, *dict(brought("FIXED")).values()):
     assert torch.equal(train(request), plain), request
 for make in (DeMo, lambda parameters: OneBitAdam(parameters, warmup_steps=2)):
     assert torch.equal(train(make([torch.nn.Parameter(torch.zeros(2))]).compression(), make), train(None, make))
@@ -40,4 +45,5 @@ print("equal")
 def test_one_rank_is_plain_training_to_the_bit() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
-    assert done.stderr.count("there is one rank, so nothing is exchanged, and nothing is compressed") == 9
+    told = done.stderr.count("there is one rank, so nothing is exchanged, and nothing is compressed")
+    assert told == 9 + len(brought("FIXED"))

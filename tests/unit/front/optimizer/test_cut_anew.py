@@ -21,6 +21,7 @@ from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.front.optimizer.reducer import ReduceOptions
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
+from tests.brought import brought
 from tests.harness import (
     COMPRESSORS,
     backward,
@@ -120,9 +121,10 @@ def test_gradients_are_cut_anew_between_two_steps(hosts: tuple[int, ...], longer
         (Request(COMPRESSORS["int4"]), replace(SETTINGS, cuts=False), ReduceOptions()),
         (Request(COMPRESSORS["int4"]), replace(SETTINGS, adapt=False), ReduceOptions()),
         (Request(COMPRESSORS["int4"]), SETTINGS, ReduceOptions(groups=(tuple(SHAPES)[:2],))),
-        (Compression.covap(interval=2), SETTINGS, ReduceOptions()),
+        (Compression.per_bucket(lambda _: Request(COMPRESSORS["int4"])), SETTINGS, ReduceOptions()),
+        *((request, SETTINGS, ReduceOptions()) for _, request in brought("FIXED")),
     ],
-    ids=["a threshold is set", "ADAPT=0", "groups", "covap"],
+    ids=["a threshold is set", "ADAPT=0", "groups", "per bucket", *dict(brought("FIXED"))],
 )
 def test_gradients_stay_as_somebody_else_has_cut_them(
     request_: Request, settings: Settings, options: ReduceOptions, monkeypatch: pytest.MonkeyPatch

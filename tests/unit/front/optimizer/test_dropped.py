@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from hvd_compress import of
-from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import UsageError
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
@@ -30,7 +29,6 @@ from tests.harness import (
 
 REQUESTS = {
     **{name: Request(COMPRESSORS[name]) for name in FIRST_NAMES},
-    "covap": Compression.covap(interval=2),
     **dict(brought("REMEMBERING")),
 }
 

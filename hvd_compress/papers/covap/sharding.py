@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from hvd_compress.schemes.sharded import Shard
+from hvd_compress.papers.covap.sharded import Shard
 
 MOST = 1.25
 """Times the mean of all steps that one of them may send."""

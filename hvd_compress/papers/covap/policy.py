@@ -13,13 +13,13 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast
 from hvd_compress.engines.launch import Launch
-from hvd_compress.policies.covap_turns import Turn
+from hvd_compress.papers.covap.sharded import WHOLE, Shard
+from hvd_compress.papers.covap.sharding import shard_counts
+from hvd_compress.papers.covap.skip import SKIP
+from hvd_compress.papers.covap.turns import Turn
 from hvd_compress.policies.fixed import FixedPolicy
-from hvd_compress.policies.sharding import shard_counts
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
-from hvd_compress.schemes.sharded import WHOLE, Shard
-from hvd_compress.schemes.skip import SKIP
 
 DEFAULT_INTERVAL = 4
 """Of covap(), and where covap("auto") may measure nothing."""

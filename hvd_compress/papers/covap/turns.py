@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hvd_compress.papers.covap.sharded import WHOLE, Shard, Sharded
+from hvd_compress.papers.covap.skip import SKIP, Skip
 from hvd_compress.request.decision import Decision
 from hvd_compress.schemes import Scheme
-from hvd_compress.schemes.sharded import WHOLE, Shard, Sharded
-from hvd_compress.schemes.skip import SKIP, Skip
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from statistics import fmean
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import Event
+from hvd_compress.papers.covap.policy import DEFAULT_INTERVAL, CovapPolicy
 from hvd_compress.policies.agreement import WINDOW, Agreement, StepTimes, window
 from hvd_compress.policies.base import BucketMetrics, StepMoments
 from hvd_compress.policies.ccr import Ccr, interval_of
-from hvd_compress.policies.covap import DEFAULT_INTERVAL, CovapPolicy
 from hvd_compress.policies.detector import THRESHOLD, Detector
 from hvd_compress.policies.resumed import refused, said_by
 from hvd_compress.policies.telling import TellingPolicy

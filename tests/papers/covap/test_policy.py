@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
+from pathlib import Path as FilePath
 
 import pytest
 import torch
@@ -10,11 +12,17 @@ import torch
 from hvd_compress import of
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import Cast
+from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.errors import ConfigError
-from hvd_compress.policies import Covap
+from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.events import history
+from hvd_compress.feedback.schedule import FeedbackSchedule
+from hvd_compress.papers.covap.settings import Covap
+from hvd_compress.papers.covap.sharded import Shard
+from hvd_compress.papers.covap.skip import SKIP
+from hvd_compress.papers.covap.turns import Turn
+from hvd_compress.policies import plan_schema
 from hvd_compress.request.request import Request
-from hvd_compress.schemes.sharded import Shard
 from hvd_compress.settings import Settings
 from tests.harness import (
     SHAPES,
@@ -299,6 +307,7 @@ def test_the_coefficient_is_that_of_the_paper() -> None:
     schedule = Compression.covap(4, feedback=(0.5, 50, 0.1)).feedback
     assert [schedule.coefficient(step) for step in (0, 49, 50, 149, 250, 10**6)] == [0.5, 0.5, 0.6, 0.7, 1.0, 1.0]
     assert Compression.covap(4).feedback.keeps_all
+    assert Compression.covap(4).with_feedback().feedback == FeedbackSchedule(0.5, 0.1, 50)
 
 
 def test_float64_is_sent_in_each_step() -> None:
@@ -310,6 +319,49 @@ def test_float64_is_sent_in_each_step() -> None:
         use(parameters.values())
         assert all(parameter.grad.any() for parameter in parameters.values())
         optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("shard", [True, False])
+def test_what_is_sent_in_turn_is_no_plan(shard: bool, tmp_path: FilePath) -> None:
+    parameters, optimizer = on_engine(alone(), Compression.covap(4, shard=shard))
+    backward(parameters, 0, 0)
+    optimizer.step()
+    with pytest.raises(UsageError, match=r"not all of it is sent in the coming step.*pass Compression.covap"):
+        of(optimizer).save_plan(tmp_path / "plan.json")
+
+
+def test_what_sends_all_in_each_step_is_a_plan(tmp_path: FilePath) -> None:
+    parameters, optimizer = on_engine(alone(), Compression.covap(1))
+    backward(parameters, 0, 0)
+    optimizer.step()
+    of(optimizer).save_plan(tmp_path / "plan.json")
+    assert {entry.scheme for entry in plan_schema.read(tmp_path / "plan.json").buckets} == {"dense"}
+
+
+def test_decisions_that_take_turns_are_told_once(tmp_path: FilePath) -> None:
+    """A bucket is sent in every second step, and its window says so."""
+
+    def body(engine: InProcessEngine) -> None:
+        settings = Settings(600, 60, log=tmp_path / "log.jsonl")
+        parameters, optimizer = on_engine(engine, Compression.covap(2, shard=False), settings=settings)
+        for step in range(12):
+            backward(parameters, engine.rank, step)
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer._reducer.close()
+
+    run_ranks(2, body)
+    events = history.read(tmp_path / "log.jsonl")
+    told = Counter((event.bucket, event.candidate) for event in events if event.kind == "choice")
+    assert told == {(number, candidate): 1 for number in range(3) for candidate in ("dense", "skip")}
+    windows = [event for event in events if event.kind == "window"]
+    assert {(event.candidate, event.wire_ratio) for event in windows} == {("dense", 0.5)}
+
+
+def test_a_timeline_says_which_shard_was_sent() -> None:
+    facts = Turn(Cast(), Path("dense"), shard=Shard(1, 4)).facts()
+    assert facts == {"candidate": "dense, shard 2 of 4", "ratio": 1.0, "device": "cpu"}
+    assert Turn(Cast(), SKIP).facts()["candidate"] == "skip"
 
 
 @pytest.mark.parametrize("interval", [0, -1, 1.5, True, "4"])

@@ -12,8 +12,8 @@ from hvd_compress.compressors.base import Compressor
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.layout import shard
+from hvd_compress.papers.covap.skip import keep
 from hvd_compress.schemes.base import Exchange, Scheme, Work
-from hvd_compress.schemes.skip import keep
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hvd_compress.errors import ConfigError
-from hvd_compress.policies.covap import DEFAULT_INTERVAL, CovapPolicy
-from hvd_compress.policies.covap_auto import AutoCovapPolicy
+from hvd_compress.papers.covap.auto import AutoCovapPolicy
+from hvd_compress.papers.covap.policy import DEFAULT_INTERVAL, CovapPolicy
 from hvd_compress.request.request import PolicySettings, Request
 from hvd_compress.settings import Settings
 

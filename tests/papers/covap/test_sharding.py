@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_compress.policies.sharding import MOST, sent_by_step, shard_count, shard_counts
-from hvd_compress.schemes.sharded import Shard
+from hvd_compress.papers.covap.sharded import Shard
+from hvd_compress.papers.covap.sharding import MOST, sent_by_step, shard_count, shard_counts
 
 VGG19 = (4101096, 16781312, 107480576, 7079424, 7669760, 555072)
 """COVAP, Table V: elements of the tensors of VGG-19."""
