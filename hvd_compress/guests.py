@@ -7,9 +7,11 @@ of the module of its name in the guest's folder `cli`.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hvd_compress.errors import ConfigError, UnknownCompressionError
@@ -25,6 +27,8 @@ class Guest:
         compressions: functions of `Compression`; each is in "module:class".
         names: of `hvd_compress.torch` and `hvd_compress.ddp`; each is "module:name".
         schemes: by what the names of their paths have in them, and no other scheme's; each is "module:class".
+        earlier: modules of this package that earlier versions had, and states that they pickled name; each with the
+            guest's module that has their classes now.
     """
 
     folder: str
@@ -32,6 +36,7 @@ class Guest:
     schemes: Mapping[str, str] = field(default_factory=dict)
     compressions: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    earlier: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_here(self) -> bool:
@@ -57,8 +62,13 @@ GUESTS = (
         "papers/accordion",
         compressions={"accordion": "compressions:Switching"},
         names={"BatchSizeSchedule": "batch_size:BatchSizeSchedule"},
+        earlier={"policies.accordion": "policy"},
     ),
-    Guest("papers/covap", compressions={"covap": "compressions:Filtering"}),
+    Guest(
+        "papers/covap",
+        compressions={"covap": "compressions:Filtering"},
+        earlier={"policies.covap_settings": "settings"},
+    ),
     Guest(
         "papers/espresso",
         {
@@ -143,3 +153,23 @@ def offered(names: Sequence[str]) -> list[str]:
     """Return names of a public module without those of guests that are not here."""
     gone = {name for guest in GUESTS if not guest.is_here for name in guest.names}
     return [name for name in names if name not in gone]
+
+
+class _Earlier(ModuleType):
+    """Gives the classes of a guest's module where an earlier version had it: what is pickled names them so."""
+
+    def __init__(self, name: str, guest: Guest, module: str) -> None:
+        super().__init__(name)
+        self._guest, self._module = guest, module
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # tools ask all modules
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if not self._guest.is_here:
+            raise ConfigError(f"{self.__name__}.{name} {self._guest.missing}")  # pickle hides an AttributeError
+        return getattr(self._guest.imported(self._module), name)
+
+
+for _guest in GUESTS:
+    for _name, _module in _guest.earlier.items():
+        sys.modules[f"{__package__}.{_name}"] = _Earlier(f"{__package__}.{_name}", _guest, _module)

@@ -126,7 +126,7 @@ def under_ddp(compression: str, numel: int, parts: int, folder: Path) -> None:
         sgd = torch.optim.SGD(model.parameters(), lr=0.01)
         step_when_asked(model, sgd, gradients(numel, parts, rank()), folder)
         if rank() == 0:
-            decisions = hc.of(model).decisions if hasattr(hc, "of") else hc.of(model).decisions
+            decisions = hc.of(model).decisions if hasattr(hc, "of") else hc.decisions(model)
             write_paths(decisions.values(), folder)
 
 

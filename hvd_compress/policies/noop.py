@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast
-from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.policies.base import DecisionPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request
-from hvd_compress.schemes.noop import NAME
+from hvd_compress.schemes import Scheme
+from hvd_compress.schemes.noop import NoOp as NoOpScheme
 from hvd_compress.settings import Settings
 
 log = logging.getLogger("hvd_compress")
@@ -26,6 +26,17 @@ class NoOp(PolicySettings):
 
     def make(self, request: Request, settings: Settings) -> DecisionPolicy:
         return NoOpPolicy()
+
+
+class Alone(Decision):
+    """A bucket that each rank keeps to itself."""
+
+    def build(self) -> Scheme:
+        return NoOpScheme(self.compressor, self.path)
+
+    @property
+    def no_plan(self) -> str:
+        return "nothing is exchanged"
 
 
 class NoOpPolicy(DecisionPolicy):
@@ -40,4 +51,4 @@ class NoOpPolicy(DecisionPolicy):
             )
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
-        return [Decision(Cast(), Path(NAME), layout.device_type, "nothing is exchanged") for layout in buckets]
+        return [Alone(Cast(), NoOpScheme.path, each.device_type, "nothing is exchanged") for each in buckets]

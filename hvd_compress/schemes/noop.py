@@ -13,8 +13,6 @@ from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.schemes.base import Exchange, Scheme, Work
 
-NAME = "noop"
-
 
 @dataclass(frozen=True)
 class NoOp(Scheme):
@@ -24,8 +22,8 @@ class NoOp(Scheme):
     """
 
     compressor: Compressor
-    path: Path = Path(NAME)
-    names = (NAME,)
+    path: Path = Path("noop")
+    names = ("noop",)
     averages = False
 
     @classmethod

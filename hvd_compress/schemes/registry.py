@@ -16,14 +16,13 @@ from hvd_compress.schemes.base import Scheme
 from hvd_compress.schemes.flat import FLAT
 from hvd_compress.schemes.hierarchical import Hierarchical, HierarchicalWithin
 from hvd_compress.schemes.hitopk import HiTopK
-from hvd_compress.schemes.noop import NoOp
 from hvd_compress.schemes.parameter_server import ParameterServer
 from hvd_compress.schemes.reduce_scatter import ReduceScatter
 from hvd_compress.schemes.sparse_rows import SparseRows
 
 RUN: tuple[type[Scheme], ...] = (*FLAT, Hierarchical, HierarchicalWithin, HiTopK, ParameterServer)
 """In the order in which paths are tried, and equals are preferred."""
-SCHEMES: tuple[type[Scheme], ...] = (*RUN, SparseRows, NoOp, ReduceScatter)
+SCHEMES: tuple[type[Scheme], ...] = (*RUN, SparseRows, ReduceScatter)
 """Those that a user may ask for, and those that a gradient or a policy asks for."""
 ARTOPK = "artopk"
 """Leaves open whose indices are used."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from click.testing import CliRunner
 from hvd_compress import guests
 from hvd_compress.cli.main import main
 from hvd_compress.compression import Compression
-from hvd_compress.errors import UnknownCompressionError
+from hvd_compress.errors import ConfigError, UnknownCompressionError
 from hvd_compress.guests import GUESTS
 from tools.imports import imports_of
 
@@ -54,6 +56,12 @@ def test_the_table_names_what_is_there() -> None:
             assert guests.attribute("hvd_compress.ddp", name).__name__ == name
         for mark, place in guest.schemes.items():
             assert guests.scheme(mark).__name__ == place.partition(":")[2]
+        for earlier, now in guest.earlier.items():
+            module = guest.imported(now)
+            classes = [each for each in vars(module).values() if isinstance(each, type)]
+            assert classes
+            for each in classes:
+                assert getattr(import_module(f"hvd_compress.{earlier}"), each.__name__) is each
 
 
 ALONE = "import sys; sys.meta_path = [each for each in sys.meta_path if 'editable' not in each.__module__]"
@@ -83,7 +91,7 @@ MISSING = "import sys; sys.path.insert(0, ''); import alone; import tests.unit.t
 @pytest.mark.level2
 def test_the_core_does_without(tmp_path: Path) -> None:
     place = left(tmp_path / "left")
-    asked = json.dumps([[guest.folder, list(guest.commands.items()), list(guest.compressions)] for guest in HERE])
+    asked = json.dumps([[g.folder, list(g.commands.items()), list(g.compressions), list(g.earlier)] for g in HERE])
     tests = ("-q", "-x", "-n", "2", "-p", "no:cacheprovider", "-p", "alone", "-m", "not level2", *CORE)
     for program, *words in ((RUN, *tests), (MISSING, asked)):
         call = [sys.executable, "-c", program, *words]
@@ -93,7 +101,7 @@ def test_the_core_does_without(tmp_path: Path) -> None:
 
 def assert_missing() -> None:
     """Where guests were removed, what they bring is not offered, and says what is missing where it is asked for."""
-    for folder, commands, compressions in json.loads(sys.argv[1]):
+    for folder, commands, compressions, earlier in json.loads(sys.argv[1]):
         said = f"comes with hvd_compress/{folder}, which is not part"
         for words, does in commands:
             *group, _ = words.split()
@@ -104,6 +112,9 @@ def assert_missing() -> None:
         for name in compressions:
             with pytest.raises(UnknownCompressionError, match=rf"Compression\.{name}\(\) {said}"):
                 getattr(Compression, name)
+        for module in earlier:
+            with pytest.raises(ConfigError, match=rf"{module}\.Any {said}"):
+                pickle.loads(f"chvd_compress.{module}\nAny\n.".encode())
     namespace: dict[str, object] = {}
     exec("from hvd_compress.ddp import *", namespace)
     assert "compress" in namespace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from functools import partial
 from pathlib import Path as FilePath
@@ -362,6 +363,14 @@ def test_a_timeline_says_which_shard_was_sent() -> None:
     facts = Turn(Cast(), Path("dense"), shard=Shard(1, 4)).facts()
     assert facts == {"candidate": "dense, shard 2 of 4", "ratio": 1.0, "device": "cpu"}
     assert Turn(Cast(), SKIP).facts()["candidate"] == "skip"
+
+
+def test_what_an_earlier_version_has_pickled_can_be_read() -> None:
+    """The state of DDP's hook holds what was asked for, and its class by name."""
+    pickled = pickle.dumps(Compression.covap(4), protocol=0)
+    assert b"hvd_compress.papers.covap.settings" in pickled
+    earlier = pickled.replace(b"hvd_compress.papers.covap.settings", b"hvd_compress.policies.covap_settings")
+    assert pickle.loads(earlier) == Compression.covap(4)
 
 
 @pytest.mark.parametrize("interval", [0, -1, 1.5, True, "4"])
