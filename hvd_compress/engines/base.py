@@ -27,7 +27,7 @@ class Capabilities:
 
     `algorithms`, `broadcasts` and `allgathers` are what it can force of an allreduce, a broadcast and an all-gather,
     "auto" aside; `devices` the kinds of devices whose memory it takes, the one to measure with first; `splits` whether
-    `Engine.split` works; `hosts` as `Engine.hosts`, empty before `Engine.locate`.
+    `Engine.split` works; `aborts` whether `Engine.abort` does; `hosts` as `Engine.hosts`, empty before `Engine.locate`.
     """
 
     verbs: tuple[str, ...]
@@ -37,6 +37,7 @@ class Capabilities:
     allgathers: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu",)
     splits: bool = False
+    aborts: bool = False
     hosts: tuple[int, ...] = ()
 
     def forcible(self, verb: str) -> tuple[str, ...]:
@@ -407,6 +408,16 @@ class Engine(ABC):
 
     @abstractmethod
     def _gather(self, tensor: torch.Tensor, root: int, lengths: Sequence[int] | None) -> list[torch.Tensor] | None: ...
+
+    def abort(self, why: str) -> None:
+        """End what runs: it raises CommunicationError that says `why`, as does all that comes. The process goes on.
+
+        Any thread may call it, at any time, and again. It covers the engines that were split from this one. Other ranks
+        notice as they do when a rank is gone.
+
+        Raises UnsupportedError where `capabilities.aborts` is false.
+        """
+        raise UnsupportedError(f"the {self.name} engine cannot be aborted: what another rank does not join never ends")
 
     @abstractmethod
     def abandon(self) -> None:

@@ -102,7 +102,14 @@ class InProcessEngine(Engine):
         verbs = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather")
         self._hosts = world.hosts
         self.capabilities = Capabilities(
-            verbs, ALGORITHMS, _FLOATS + _INTS, BROADCASTS, ALLGATHERS, splits=True, hosts=world.hosts or ()
+            verbs,
+            ALGORITHMS,
+            _FLOATS + _INTS,
+            BROADCASTS,
+            ALLGATHERS,
+            splits=True,
+            aborts=True,
+            hosts=world.hosts or (),
         )
 
     def send(self, destination: int, tensor: torch.Tensor) -> None:
@@ -162,11 +169,14 @@ class InProcessEngine(Engine):
     def _leave_out(self) -> None:
         self._splits += 1
 
-    def abandon(self) -> None:
+    def abort(self, why: str) -> None:
         if self._parent is not None:
-            self._parent.abandon()
+            self._parent.abort(why)
             return
-        self.world.abort(f"rank {self.rank} gave up during {self.pending}")
+        self.world.abort(why)
+
+    def abandon(self) -> None:
+        self.abort(f"rank {self.job_rank} gave up during {self.pending}")
 
 
 def run_ranks(

@@ -28,23 +28,29 @@ from hvd_compress.timeline.trace import Timeline, TraceRecord
 class Observers:
     """Made when ranks have met. What they are told decides nothing."""
 
-    def __init__(self, settings: Settings, engine: Engine, policy: DecisionPolicy, start_s: float) -> None:
+    def __init__(self, settings: Settings, engine: Engine, start_s: float) -> None:
         """`start_s`: where a timeline counts from, by time.perf_counter()."""
         self._every, self._is_first = settings.timeline_every, engine.rank == 0
         self._timeline: Timeline | None = None
         self._board: TensorBoard | None = None
+        self._history: History | None = None
         self._recorder: EventRecorder | None = None  # where somebody wants to know
         self._told_nonfinite = False
         file = settings.timeline_of(engine.rank)
         if file:
             self._timeline = Timeline(file, engine.rank, engine.name, start_s)
-            policy.watch(self._timeline.event)
         if self._is_first and (settings.log, settings.tensorboard) != (None, None):
             if settings.tensorboard is not None:
                 self._board = TensorBoard(settings.tensorboard)
-            history = History(settings.log, [] if self._board is None else [self._board])
-            policy.watch(history.add)
-            self._recorder = EventRecorder(history, engine.world_size)
+            self._history = History(settings.log, [] if self._board is None else [self._board])
+
+    def watch(self, policy: DecisionPolicy, world_size: int) -> None:
+        """Ranks have met, as many: this policy decides from now on."""
+        if self._timeline is not None:
+            policy.watch(self._timeline.event)
+        if self._history is not None:
+            policy.watch(self._history.add)
+            self._recorder = EventRecorder(self._history, world_size)
 
     def opened(self, request: Request, parameters: Mapping[str, Slot], knows_optimizer: bool) -> None:
         """Say what may not be what was meant, where anything but dense gradients was asked for.

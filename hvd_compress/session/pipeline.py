@@ -278,6 +278,31 @@ class Pipeline:
                 f"nothing is exchanged any more, since an earlier exchange failed: {self._failure}"
             )
 
+    def reopen(self) -> None:
+        """Forget a failure, and the engine: connect() comes next. Between two steps, or after one that has failed.
+
+        Raises UnsupportedError where a collective may be unfinished that nothing can end.
+        """
+        begun, failed = hasattr(self, "_engine"), self._failure is not None
+        if begun and failed:
+            self._engine.abort(self._failure or "")
+        elif failed:
+            self.refuse_after_failure()
+        left = [encoded for _, encoded in self._in_flight.values() if encoded is not None]
+        left += [*self._communicated, *([self._begun] if self._begun is not None else [])]
+        if wait(left, KERNEL_LIMIT_S + self._timeout_s).not_done:
+            raise UnsupportedError("what was exchanged has not ended with its engine: this process cannot go on")
+        decoded = [each.result() for each in self._communicated if not each.cancelled() and each.exception() is None]
+        wait(decoded, KERNEL_LIMIT_S)
+        for track in self._tracks[1:]:
+            track.worker.stop(KERNEL_LIMIT_S)
+        if begun:
+            self._engine.close()
+            del self._engine, self._tracks[0].engine
+        self._tracks, self._begun = self._tracks[:1], None
+        self._failure, self._may_hang = None, False
+        self._begin()
+
     def stop(self) -> None:
         """Let all threads end, when what has left was exchanged: other ranks take part in it. Then close the engine
         and the connection of the arrivals.

@@ -116,7 +116,7 @@ class Session:
         self.learning_rates: Callable[[], Sequence[float]] = tuple
         self.unsent: frozenset[str] = frozenset()
         self.may_give_up = False
-        self._observers: Observers | None = None
+        self._observers: Observers  # from open() on
         self._metrics = StepMetrics()
         self._begun_s: float | None = None
         self._returned_s = perf_counter()
@@ -182,15 +182,51 @@ class Session:
         Raises:
             ConfigError, UnsupportedError: ranks differ, or the engine cannot do what was asked for; on all ranks alike.
         """
-        agree_on = partial(self._agree, order=order, sparse=sparse, options=options, by_rows=by_rows)
-        settings = self._settings
-        agreement = self._pipeline.connect(self._connect, agree_on, settings.calibration_s)
-        assert self.policy is not None
-        self.step = agreement.step
+        self._agree_on = partial(self._agree, order=order, sparse=sparse, options=options, by_rows=by_rows)
+        agreement = self._meet()
         self.resumes_with = self.resumes_with if agreement.resumes else ()
-        self._observers = Observers(settings, self._engine, self.policy, self._returned_s)
         self._observers.opened(self._request, self._parameters, self.learning_rates is not tuple)
         return agreement
+
+    def _meet(self) -> Agreement:
+        agreement = self._pipeline.connect(self._connect, self._agree_on, self._settings.calibration_s)
+        assert self.policy is not None
+        self.step = agreement.step
+        if not hasattr(self, "_observers"):
+            self._observers = Observers(self._settings, self._engine, self._returned_s)
+        self._observers.watch(self.policy, self._engine.world_size)
+        return agreement
+
+    def reopen(self, connect: Callable[[], Engine]) -> None:
+        """Go on with other ranks: between two steps, or after one that has failed, which does not count on any.
+
+        All ranks that go on call it. Buckets stay as they are cut; each rank keeps what it remembered before the step,
+        so that what the next exchange averages is the mean over the ranks that are there. The policy goes on with what
+        it had chosen, as from a checkpoint: auto() where ranks are as many as before.
+
+        Args:
+            connect: creates the engine over these ranks, of the same kind as before.
+
+        Raises:
+            UsageError: before open(), or within a step.
+            UnsupportedError: a collective may be unfinished, and the engine cannot be aborted.
+            ConfigError: ranks differ, as in open().
+        """
+        if self.policy is None or (self.is_within_step and not self.failed):
+            raise UsageError("reopen() comes between two steps, after open(), or after a step that has failed")
+        self._pipeline.reopen()
+        for bucket in self._exchanges:
+            bucket.state.discard()
+            bucket.forget()
+        self.resumes_with, self.resumes_as = (), self.policy.chosen()
+        self.policy.close()
+        self.ccr.close()
+        if self.replicas is not None:
+            self.replicas.restart()
+        self._results, self._later, self._shared, self._begun_s = {}, {}, set(), None
+        self._connect = connect
+        self._meet()
+        self.set_buckets(self.layouts, {})
 
     def _agree(
         self, engine: Engine, order: Sequence[str], sparse: Sequence[str], options: str, by_rows: bool
@@ -209,6 +245,7 @@ class Session:
             "HVD_COMPRESS_CALIBRATION_S": str(settings.calibration_s),  # says what is measured
             "HVD_COMPRESS_CHECK_EVERY": str(settings.check_every),
             "HVD_COMPRESS_IN_FLIGHT": str(settings.in_flight or "auto"),
+            **({} if self.last_step is None else {"the step to go on with": str(self.step)}),
             **self.policy.fingerprint(),
             **(self.profiling.fingerprint() if self.profiling is not None else {}),
             **self.ccr.fingerprint(),
@@ -441,7 +478,6 @@ class Session:
         start_s = perf_counter() if waited_from_s is None else waited_from_s
         policy, observers, self._committed = self.policy, self._observers, []
         assert policy is not None
-        assert observers is not None
         try:
             policy.launched(self.step)
             exchanged = self._pipeline.finish()
@@ -561,7 +597,6 @@ class Session:
     def follow(self, step: int) -> None:
         """Let buckets travel as the policy says, from step `step` on; between two steps."""
         assert self.policy is not None
-        assert self._observers is not None
         for number, decision in self.policy.decide(step).items():
             self._exchanges[number].decide(decision)
         for number in self.policy.dropped(step):
@@ -599,7 +634,7 @@ class Session:
         self._closed = True
         with ExitStack() as closing:  # each, also where another one fails
             closing.callback(self._pipeline.stop)
-            for written in (self._observers, self.policy, self.profiling, self.ccr):
+            for written in (getattr(self, "_observers", None), self.policy, self.profiling, self.ccr):
                 if written is not None:
                     closing.callback(written.close)
 

@@ -37,7 +37,7 @@ def test_each_rank_keeps_its_own(options: dict[str, Any], factor: float, caplog:
             report = of(optimizer).last_step
             assert (report.sent_bytes, report.finite) == (0, True)
         assert {str(each.path) for each in of(optimizer).decisions.values()} == {"noop"}
-        with pytest.raises(UsageError, match="no plan can say how the bucket .* nothing is exchanged"):
+        with pytest.raises(UsageError, match=r"no plan can say how the bucket .* nothing is exchanged"):
             of(optimizer).save_plan("plan.json")
 
     with caplog.at_level(logging.WARNING, "hvd_compress"):
