@@ -119,6 +119,8 @@ class Session:
         self._observers: Observers  # from open() on
         self._metrics = StepMetrics()
         self._begun_s: float | None = None
+        self._given: tuple[int, ...] | None = None  # numbers of the buckets of this step; all, if none were named
+        self._last: tuple[int, ...] | None = None  # the same of the last step
         self._returned_s = perf_counter()
         self._goes_on = False  # with what another process has chosen
         self._cut_anew = False  # within a step
@@ -223,7 +225,7 @@ class Session:
         self.ccr.close()
         if self.replicas is not None:
             self.replicas.restart()
-        self._results, self._later, self._shared, self._begun_s = {}, {}, set(), None
+        self._results, self._later, self._shared, self._begun_s, self._given = {}, {}, set(), None, None
         self._connect = connect
         self._meet()
         self.set_buckets(self.layouts, {})
@@ -280,6 +282,8 @@ class Session:
             devices: where gradients lie, by the layouts' places.
         """
         assert self.policy is not None
+        assert self._given is None, "a step of some buckets is on its way"
+        self._last = None
         self._cut_anew = any(bucket.launched for bucket in self._exchanges)
         dense = [layout for layout in layouts if not layout.sparse]
         decisions = list(self.policy.setup(self.step, dense, self._pipeline.begin))
@@ -346,7 +350,7 @@ class Session:
         rescaled = 1.0 if self._committed_scale is None or now is None else now / self._committed_scale
         if rescaled != 1.0:  # since: what comes back is in the units of then
             self.states.scale(1 / rescaled)
-        for bucket in self._exchanges:
+        for bucket in self._named(self._last):
             bucket.state.revert()
         if rescaled != 1.0:
             self.states.scale(rescaled)
@@ -354,7 +358,7 @@ class Session:
     @property
     def remembers(self) -> bool:
         """Whether the last exchange has left anything that drop_step() would take back."""
-        return any(bucket.state.can_revert for bucket in self._exchanges)
+        return any(bucket.state.can_revert for bucket in self._named(self._last))
 
     def hold_back(self, names: Collection[str]) -> None:
         """Nobody takes the last results of these parameters: what was not sent of them waits. Between two steps.
@@ -417,10 +421,17 @@ class Session:
         if self.policy is not None and self.policy.plan_lacks:
             warn_caller(self.policy.plan_lacks)
 
-    def begin_step(self) -> None:
-        """A step begins: before its first bucket is handed over. Later calls in the same step change nothing."""
+    def begin_step(self, buckets: Sequence[int] | None = None) -> None:
+        """A step begins: before its first bucket is handed over. Later calls in the same step change nothing.
+
+        It may last: a program may train on between the hand-over of its buckets and end_step().
+
+        Args:
+            buckets: the numbers of those that it exchanges, the same on all ranks; all, if not given.
+        """
         if self._begun_s is None:
             self._begun_s = perf_counter()
+            self._given = None if buckets is None else tuple(sorted(buckets))
             self.loss_scale.update()
 
     def mark_ready(self, number: int) -> None:
@@ -441,6 +452,7 @@ class Session:
             return  # end_step() will say why
         bucket, engine = self._exchanges[number], self._engine
         assert not bucket.launched, f"bucket {number} would leave twice in step {self.step}"
+        place = number if self._given is None else self._given.index(number)
         bucket.launched = True
         factor = 1.0 if bucket.layout.sparse else self._predivide_factor
         if not bucket.layout.sparse:
@@ -452,7 +464,7 @@ class Session:
         hosts, coefficient = engine.capabilities.hosts, self._request.feedback.coefficient(self.step)
         exchange = bucket.start(gradient, self.step, scale, engine.rank, engine.world_size, hosts, coefficient)
         self._pipeline.submit(
-            number,
+            place,
             exchange,
             f"step {self.step}, bucket {number} ({bucket.layout.called})",
             bucket.lane,
@@ -476,7 +488,8 @@ class Session:
             ReplicaError: parameters or results differ between ranks; on all ranks.
         """
         start_s = perf_counter() if waited_from_s is None else waited_from_s
-        policy, observers, self._committed = self.policy, self._observers, []
+        policy, observers, buckets, self._committed = self.policy, self._observers, self._of_step, []
+        is_whole = len(buckets) == len(self._exchanges)
         assert policy is not None
         try:
             policy.launched(self.step)
@@ -488,27 +501,27 @@ class Session:
             self._check_replicas()
             begun_s, held_back = min(self._begun_s or start_s, start_s), self.holds_back
             moments = StepMoments(self._returned_s, begun_s, start_s, perf_counter(), held_back)
-            observers.trace(self.step, self._exchanges, exchanged.spans, moments)
-            if self._cut_anew or given_up:
+            observers.trace(self.step, buckets, exchanged.spans, moments)
+            if self._cut_anew or given_up or not is_whole:
                 policy.resume()  # it knows nothing of how this step travelled
             else:
-                metrics = zip(exchanged.spans, self._exchanges, strict=True)
+                metrics = zip(exchanged.spans, buckets, strict=True)
                 measured = [BucketMetrics(spans, b.report, b.state) for spans, b in metrics]
                 policy.observe(self.step, self._metrics.observe(measured), moments)
-                observers.exchanged(self.step, self._exchanges, exchanged.spans)
+                observers.exchanged(self.step, buckets, exchanged.spans)
             self.ccr.end_step(
                 self.step, moments.waited_s, policy, self._pipeline.begin, self._engine.rank, self.layouts
             )
             if policy.count_step():
                 self._end_epoch(self.step + 1)
             if exchanged.finite and policy.adds_results:
-                for bucket in self._exchanges:
+                for bucket in buckets:
                     bucket.add_result()
-            held = [name for bucket in self._exchanges for name in bucket.scheme.unsent(bucket.layout)]
+            held = [name for bucket in buckets for name in bucket.scheme.unsent(bucket.layout)]
             # A step without any gradient is an error of torch's GradScaler: one parameter keeps its zeros.
             self.unsent = frozenset(held[1:] if len(held) == len(self._parameters) else held)
-            travelled = [(bucket.layout, bucket.decision) for bucket in self._exchanges]
-            for bucket in self._exchanges:
+            travelled = [(bucket.layout, bucket.decision) for bucket in buckets]
+            for bucket in buckets:
                 bucket.forget()
             for number, decision in self._later.items():
                 self._exchanges[number].decide(decision)
@@ -525,9 +538,11 @@ class Session:
         if given_up and not self._engine.rank:
             tell_given_up(self.step)
         if not exchanged.finite and not given_up:
-            observers.nonfinite(self.step, [self._exchanges[number] for number in exchanged.nonfinite])
+            observers.nonfinite(self.step, [buckets[place] for place in exchanged.nonfinite])
         before = self.last_step.nonfinite_steps if self.last_step is not None else 0
-        self.last_step = StepReport.of(exchanged, self.step, perf_counter() - start_s, self._dense_bytes, before)
+        self.last_step = StepReport.of(
+            exchanged, self.step, perf_counter() - start_s, self._dense_bytes(buckets), before
+        )
         self._metrics.end_step(self.last_step, travelled)
         if observers.end_step(self.step, self._metrics):
             self.look()
@@ -536,6 +551,7 @@ class Session:
             assert self.profiling is not None
             self.profiling.end_step(self._pipeline.begin)
         self._begun_s, self._returned_s, self._committed = None, perf_counter(), []
+        self._last, self._given = self._given, None
         return self.last_step
 
     def metrics(self) -> dict[str, float]:
@@ -641,7 +657,7 @@ class Session:
     def _commit(self, exchanged: Exchanged) -> None:
         """Keep what buckets remember, unless the step was not finite; end_step() takes it back after an error."""
         self._results, self._committed_scale = {}, self.loss_scale.scale
-        for bucket, outcome in zip(self._exchanges, exchanged.outcomes, strict=True):
+        for bucket, outcome in zip(self._of_step, exchanged.outcomes, strict=True):
             if exchanged.finite:
                 bucket.commit()
                 self._committed.append((bucket, bucket.state))
@@ -675,14 +691,22 @@ class Session:
             return
         if not all(each.scheme.averages for each in self._exchanges):
             return
-        results = [(each.layout, each.flat) for each in self._exchanges if each.flat is not None]
+        results = [(each.layout, each.flat) for each in self._of_step if each.flat is not None]
         self.replicas.end_step(self.step, results, self._pipeline.begin)
 
     @property
-    def _dense_bytes(self) -> int:
+    def _of_step(self) -> Sequence[SessionBucket]:
+        """The buckets that this step exchanges."""
+        return self._named(self._given)
+
+    def _named(self, numbers: Sequence[int] | None) -> Sequence[SessionBucket]:
+        """Return these buckets; all, if none are named."""
+        return self._exchanges if numbers is None else [self._exchanges[number] for number in numbers]
+
+    def _dense_bytes(self, buckets: Sequence[SessionBucket]) -> int:
         """What uncompressed exchanges of all gradients that are not sparse would send."""
         size = self._engine.world_size
-        found = [(e.scheme.replaces, e.layout.nbytes) for e in self._exchanges if not e.layout.sparse]
+        found = [(e.scheme.replaces, e.layout.nbytes) for e in buckets if not e.layout.sparse]
         return sum(getattr(wire, verb)(nbytes, size) for verb, nbytes in found)
 
 

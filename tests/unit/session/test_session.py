@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Slot
 from hvd_compress.compressors import Cast, Compressor, EFSign, PowerSGD, TopK
+from hvd_compress.cost import wire
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
-from hvd_compress.errors import CommunicationError
+from hvd_compress.errors import CommunicationError, UsageError
 from hvd_compress.policies import BucketMetrics, DecisionPolicy, Launch, StepMoments
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request
@@ -311,3 +313,82 @@ def test_a_bucket_that_had_left_travels_by_the_new_decision_from_the_next_step_o
     for before, after in run_ranks(2, body):
         assert before == DENSE
         assert set(after.values()) == {TOPK}
+
+
+def take_some(session: Session, rank: int, step: int, numbers: Sequence[int]) -> dict[int, torch.Tensor]:
+    """Exchange drawn gradients of some buckets; return the results, by number."""
+    session.begin_step(numbers)
+    flats = {number: drawn(session.layouts[number].numel, rank, step, number) for number in numbers}
+    for number in reversed(numbers):
+        session.submit(number, flats[number])
+    session.end_step()
+    return flats
+
+
+@pytest.mark.parametrize("decision", [DENSE, TOPK, EFSIGN, POWERSGD], ids=["dense", "topk", "efsign", "powersgd"])
+@pytest.mark.parametrize("tracks", [1, 2])
+def test_a_step_may_be_of_some_buckets(decision: Decision, tracks: int) -> None:
+    """Buckets that take turns do as in sessions of their own, to the bit, and remember what their last turn has left."""
+    every = [layout("a"), layout("b", "c"), layout("d")]
+    turns = [(1,), (0, 2), (1,), (2,), (0, 1, 2), (0,)]
+
+    def together(engine: InProcessEngine) -> tuple[list[dict[int, torch.Tensor]], list[torch.Tensor]]:
+        engine.tracks_asked = tracks
+        session = opened(engine, Playing([decision] * 3))
+        session.set_buckets(every, DEVICES)
+        found = []
+        for step, turn in enumerate(turns):
+            before = {number: residual(session, each.names).clone() for number, each in enumerate(every)}
+            found.append(take_some(session, engine.rank, step, turn))
+            assert session.last_step.dense_bytes == sum(wire.allreduce(every[n].nbytes, 2) for n in turn)
+            others = [number for number in range(3) if number not in turn]
+            assert all(torch.equal(residual(session, every[number].names), before[number]) for number in others)
+        session.drop_step()
+        assert torch.equal(residual(session, every[0].names), before[0]), "the last turn is taken back"
+        return found, [residual(session, each.names) for each in every]
+
+    def apart(engine: InProcessEngine, number: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+        session = opened(engine, Playing([decision]))
+        session.set_buckets([every[number]], DEVICES)
+        found = []
+        for step, turn in enumerate(turns):
+            session.step = step
+            if number in turn:
+                flat = drawn(every[number].numel, engine.rank, step, number)
+                session.begin_step()
+                session.submit(0, flat)
+                session.end_step()
+                found.append(flat)
+                kept = residual(session, every[number].names)
+            if step == len(turns) - 1 and number in turn:
+                session.drop_step()
+                kept = residual(session, every[number].names)
+        return found, kept
+
+    ranks = run_ranks(2, together)
+    for number in range(3):
+        for (found, kept), (own, owned) in zip(ranks, run_ranks(2, partial(apart, number=number)), strict=True):
+            mine = [flats[number] for flats in found if number in flats]
+            assert all(torch.equal(*pair) for pair in zip(mine, own, strict=True))
+            assert torch.equal(kept[number], owned)
+
+
+def test_results_may_be_fetched_later() -> None:
+    """A step lasts while the program trains on, and is one step; another is refused until it is over."""
+
+    def body(engine: InProcessEngine) -> None:
+        session = opened(engine, Playing([TOPK] * 2))
+        session.set_buckets([layout("a", "b"), layout("c", "d")], DEVICES)
+        flat = drawn(session.layouts[0].numel, engine.rank, 0, 0)
+        session.begin_step([0])
+        session.submit(0, flat)
+        saved = checkpoint.save(session, engine.rank, 2)
+        assert not any(each.any() for each in saved["ranks"][f"rank {engine.rank} of 2"]["residuals"].values())
+        with pytest.raises(UsageError, match="step 0 is on its way"):
+            session.drop_step()
+        with pytest.raises(ValueError, match="not in"):
+            session.submit(1, torch.zeros(session.layouts[1].numel))
+        report = session.end_step()
+        assert (report.step, session.step) == (0, 1)
+
+    run_ranks(2, body)
