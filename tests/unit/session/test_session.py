@@ -328,7 +328,7 @@ def take_some(session: Session, rank: int, step: int, numbers: Sequence[int]) ->
 @pytest.mark.parametrize("decision", [DENSE, TOPK, EFSIGN, POWERSGD], ids=["dense", "topk", "efsign", "powersgd"])
 @pytest.mark.parametrize("tracks", [1, 2])
 def test_a_step_may_be_of_some_buckets(decision: Decision, tracks: int) -> None:
-    """Buckets that take turns do as in sessions of their own, to the bit, and remember what their last turn has left."""
+    """Buckets that take turns do as in sessions of their own, to the bit, and remember what their last turn left."""
     every = [layout("a"), layout("b", "c"), layout("d")]
     turns = [(1,), (0, 2), (1,), (2,), (0, 1, 2), (0,)]
 
