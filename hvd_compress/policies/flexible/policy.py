@@ -27,7 +27,7 @@ from hvd_compress.policies.detector import Detector
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.policies.flexible.ratio import BucketRatio
 from hvd_compress.policies.flexible.resumed import Ratios, loaded, saved
-from hvd_compress.policies.flexible.roots import STAR, VAR, RootChooser, Sight, figures
+from hvd_compress.policies.roots import STAR, VAR, RootChooser, Sight, figures
 from hvd_compress.policies.flexible.settings import Flexible
 from hvd_compress.policies.prices import Open, Prices, keys_of, measure
 from hvd_compress.policies.resumed import decided

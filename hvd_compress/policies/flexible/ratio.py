@@ -10,7 +10,7 @@ from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.cost.paths import Path
-from hvd_compress.policies.flexible.roots import STAR, VAR
+from hvd_compress.policies.roots import STAR, VAR
 from hvd_compress.policies.flexible.settings import Flexible
 from hvd_compress.policies.flexible.tradeoff import Point, knee, nsga2
 from hvd_compress.policies.kernels import Kernels

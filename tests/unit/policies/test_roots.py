@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hvd_compress.policies.flexible.roots import LEAST_STEPS, STARVED, RootChooser, Sight
+from hvd_compress.policies.roots import LEAST_STEPS, STARVED, RootChooser, Sight
 
 ALIKE, ONE_HOLDS_MOST = (1.0, 1.0, 1.0, 1.0), (1.0, 0.01, 0.01, 0.01)
 OWN, FOREIGN = 0.5, 0.1
