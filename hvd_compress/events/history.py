@@ -31,9 +31,9 @@ class Event:
         step: after which it happened.
         kind: "choice" (how a bucket travels from then on), "window" (what its exchanges took), "metrics" (what a step
             was like, as hvd_compress.metrics() says); "network" (another one
-            was noticed, and measured), "ccr" (what a backward pass can hide was profiled); of Compression.flexible()
-            "ratio" (chosen, perhaps the one before), "rollout" (steps with a ratio that were taken back) or "root"
-            (STAR or VAR was chosen).
+            was noticed, and measured), "ccr" (what a backward pass can hide was profiled), "root" (STAR or VAR was
+            chosen); of Compression.flexible() "ratio" (chosen, perhaps the one before) or "rollout" (steps with a ratio
+            that were taken back).
         bucket: which one, or -1 for all.
         candidate: what was tried, chosen or in use.
         ratio: k / numel as it is sent: 1 without compression.

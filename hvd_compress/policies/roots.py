@@ -9,10 +9,12 @@ Pure: what comes in is the same on all ranks, so what comes out is, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hvd_compress.cost.paths import Path
+from hvd_compress.events.history import Event
 from hvd_compress.policies.base import BucketMetrics
 
 if TYPE_CHECKING:
@@ -112,6 +114,50 @@ class RootChooser:
     def _switch(self, used: str, reason: str) -> None:
         self.used, self.reason, self._steps = used, reason, []
         self._ages = [0] * len(self._ages)
+
+
+class Roots:
+    """STAR or VAR for several buckets: what this rank saw of them, until ranks tell each other and decide by it."""
+
+    def __init__(self, numbers: Iterable[int], world_size: int) -> None:
+        """`numbers`: of the buckets."""
+        self._choosers = {number: RootChooser(world_size) for number in numbers}
+        self._seen: list[float] = []
+        self._used: list[list[str]] = []  # by step that was seen, and bucket
+        self._told: list[list[str]] = []  # of the steps that ranks are comparing
+
+    @property
+    def numbers(self) -> Iterable[int]:
+        return self._choosers.keys()
+
+    def path(self, number: int, path: Path) -> Path:
+        """Return the path with the root that is used, where AR-Topk carries the bucket."""
+        chooser = self._choosers.get(number)
+        return path if chooser is None or path.scheme != STAR else replace(path, scheme=chooser.used)
+
+    def reason(self, number: int, path: Path) -> str:
+        """Return why, in words; nothing before the first comparison, or where AR-Topk does not carry the bucket."""
+        return self._choosers[number].reason if number in self._choosers and path.scheme in (STAR, VAR) else ""
+
+    def see(self, metrics: Sequence[BucketMetrics]) -> None:
+        """A step is over; before take()."""
+        self._used.append([chooser.used for chooser in self._choosers.values()])
+        self._seen += [figure for number in self._choosers for figure in figures(metrics[number])]
+
+    def tell(self) -> list[float]:
+        """Return what the other ranks are to know of the steps that were seen."""
+        seen, self._seen, self._told, self._used = self._seen, [], self._used, []
+        return seen
+
+    def take(self, step: int, ranks: Sequence[Sequence[float]]) -> list[Event]:
+        """Take what all ranks have told, by rank, after a step; return an event of each bucket that changes."""
+        changed, width = [], 3 * len(self._choosers)
+        for place, (number, chooser) in enumerate(self._choosers.items()):
+            own = [at for at, used in enumerate(self._told) if used[place] == chooser.used]
+            rows = [[rank[width * at + 3 * place :][:3] for rank in ranks] for at in own]
+            if chooser.take([sight for row in rows if (sight := Sight.of(row)) is not None]):
+                changed.append(Event(step, "root", number, chooser.used, reason=chooser.reason))
+        return changed
 
 
 def _by_var(steps: Sequence[Sight]) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvd_compress import schemes
+from hvd_compress.policies.artopk import ARTopkPolicy
 from hvd_compress.policies.auto.arms import Named, leaves_open
 from hvd_compress.policies.auto.policy import AutoPolicy
 from hvd_compress.policies.base import DecisionPolicy
 from hvd_compress.policies.fixed import FixedPolicy
-from hvd_compress.policies.flexible.settings import Flexible
 from hvd_compress.request.request import PolicySettings, Request
 from hvd_compress.settings import Settings
 
@@ -19,9 +19,8 @@ class AsAsked(PolicySettings):
     """What a request names stays; the path that it leaves open is chosen by real steps."""
 
     def make(self, request: Request, settings: Settings) -> DecisionPolicy:
-        compressor = request.compressor
         if len(schemes.meanings(request.scheme)) > 1:  # whose indices AR-Topk uses is a matter of gain
-            return Flexible(compressor.sent_ratio, compressor.sent_ratio).make(request, settings)
+            return ARTopkPolicy(request)
         return AutoPolicy(request, Named(request)) if leaves_open(request) else FixedPolicy(request)
 
 

@@ -1,15 +1,9 @@
-"""Whole steps of Compression.flexible(): ratios and paths are chosen alike on all ranks, and nothing is lost.
-
-STAR or VAR: a small experiment, linear regressions, one a rank, whose mean loss is minimised with 2 % of the elements a
-step. Where ranks are alike, the indices of one are as good as those of another. Where one rank holds nearly all of the
-gradient, STAR listens to it in one step of N only.
-"""
+"""Whole steps of Compression.flexible(): ratios and paths are chosen alike on all ranks, and nothing is lost."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +12,6 @@ import torch
 
 from hvd_compress import of
 from hvd_compress.compression import Compression
-from hvd_compress.compressors import TopK
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.events.history import read
@@ -30,10 +23,8 @@ from hvd_compress.settings import Settings
 from tests.harness import backward, flat_gradient, flat_residual, gradient, make_optimizer, make_parameters, on_engine
 from tests.played import LANES, PlayedLanes
 
-STEPS, RANKS, NUMEL = 60, 4, 2000
+STEPS = 60
 SHAPES = {"weight": (60, 200), "bias": (200,), "other": (90, 100)}
-ALIKE, ONE_HOLDS_MOST = (1.0, 1.0, 1.0, 1.0), (1.0, 0.05, 0.05, 0.05)
-"""How large the gradient of each rank is."""
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -175,12 +166,6 @@ def test_without_compression_gradients_travel_as_the_engine_can(dtype: torch.dty
     assert run_ranks(2, body) == [({path}, False)] * 2
 
 
-@pytest.mark.usefixtures("dense_is_the_fastest")
-def test_artopk_is_what_was_asked_for_whatever_dense_takes() -> None:
-    for _, _, used in run("artopk", ALIKE):
-        assert set(used) <= {"star", "var"}
-
-
 def test_what_kernels_take_is_noted_of_what_a_step_travelled_by() -> None:
     """Times come late: by then the next ratio and path may be chosen. Arithmetic begins with STAR, with three ranks."""
 
@@ -264,84 +249,6 @@ def test_what_looking_takes_is_not_charged_to_the_exchange(monkeypatch: pytest.M
         )
 
     assert all(run_ranks(2, body))
-
-
-def learn(
-    engine: InProcessEngine, scheme: str, sizes: Callable[[int], tuple[float, ...]], steps: int = 80, **lanes: object
-) -> tuple[float, list[tuple[int, str, str]], list[str]]:
-    """Return the mean loss at the end, what was decided of workers (step, candidate, reason), and what was used."""
-    draw = torch.Generator().manual_seed(7)
-    targets = torch.randn(engine.world_size, NUMEL, generator=draw) + torch.randn(NUMEL, generator=draw)
-    weight = torch.nn.Parameter(torch.zeros(NUMEL))
-    settings = Settings(10**6, 60, adapt=True, calibration_s=0.0)
-    request, connect = Request(TopK(0.02), scheme, "ring"), lambda: engine
-    optimizer = make_optimizer(
-        {"w": weight}, request, connect, engine.rank, engine.world_size, settings=settings, lr=0.1, **lanes
-    )
-    used = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        (0.5 * sizes(step)[engine.rank] * (weight - targets[engine.rank]).square().sum()).backward()
-        optimizer.step()
-        used.append(next(iter(of(optimizer).decisions.values())).scheme)
-    losses = [0.5 * size * (weight.detach() - t).square().sum() for size, t in zip(sizes(0), targets, strict=True)]
-    history = of(optimizer).controller.history if of(optimizer).controller else ()
-    chosen = [(event.step, event.candidate, event.reason) for event in history if event.kind == "root"]
-    return float(sum(losses)) / engine.world_size, chosen, used
-
-
-def run(scheme: str, sizes: tuple[float, ...]) -> list[tuple[float, list[tuple[int, str, str]], list[str]]]:
-    return run_ranks(RANKS, lambda engine: learn(engine, scheme, lambda step: sizes))
-
-
-@pytest.mark.parametrize(("sizes", "better"), [(ALIKE, "star"), (ONE_HOLDS_MOST, "var")])
-def test_artopk_takes_what_learns_faster(sizes: tuple[float, ...], better: str) -> None:
-    worse = {"star": "var", "var": "star"}[better]
-    good, bad = run(better, sizes)[0][0], run(worse, sizes)[0][0]
-    ranks = run("artopk", sizes)
-    assert all(rank == ranks[0] for rank in ranks)
-    loss, chosen, used = ranks[0]
-    assert set(used) == {"star", better}  # where ranks are alike VAR is not even tried
-    assert used[-20:] == [better] * 20
-    if better == "var":
-        assert [(candidate, "of the squared norm" in reason) for _, candidate, reason in chosen] == [("var", True)]
-        assert good < 0.95 * bad  # the experiment says something
-        assert loss < (good + bad) / 2
-    else:
-        assert chosen == []
-        assert loss < 1.01 * good
-
-
-def test_ranks_that_grow_unequal_are_noticed() -> None:
-    """The gain of STAR hardly moves, but one rank holds more of what is unsent than it did."""
-    change, small = 50, (0.01, 0.01, 0.01, 0.01)
-    ranks = run_ranks(
-        RANKS, lambda engine: learn(engine, "artopk", lambda step: small if step < change else (1.0, *small[1:]), 160)
-    )
-    assert all(rank == ranks[0] for rank in ranks)
-    _, chosen, used = ranks[0]
-    assert used[change] == "star"
-    assert used[-1] == "var"
-    assert [candidate for _, candidate, _ in chosen] == ["var"]
-
-
-@pytest.mark.parametrize("kind", LANES)
-def test_on_a_device_with_streams_the_same_workers_are_seen(kind: str) -> None:
-    """What was sent and what is left is read when it is there: else it would be poison (tests/played.py)."""
-
-    def body(engine: InProcessEngine, **lanes: object) -> list[tuple[int, str, str]]:
-        return learn(engine, "artopk", lambda step: ONE_HOLDS_MOST[:2], 80, **lanes)[1]
-
-    expected = run_ranks(2, body)
-    assert run_ranks(2, lambda engine: body(engine, lanes=PlayedLanes(LANES[kind]))) == expected
-    assert expected[0]
-
-
-@pytest.mark.parametrize("scheme", ["star", "var"])
-def test_what_is_pinned_stays(scheme: str) -> None:
-    _, chosen, used = run(scheme, ONE_HOLDS_MOST)[0]
-    assert set(used) == {scheme}
-    assert chosen == []
 
 
 def test_who_goes_on_with_a_checkpoint_travels_as_before_and_tries_nothing() -> None:

@@ -201,7 +201,7 @@ def test_until_a_rollout_comes_nothing_is_kept_of_the_steps() -> None:
             run.step()
             used.append({str(d) for d in of(run.optimizer).decisions.values()})
         policy = of(run.optimizer).controller
-        return policy._agreement.recorded, len(policy._seen), used[1:] == [used[1]] * 19
+        return policy._agreement.recorded, len(policy._roots.tell()), used[1:] == [used[1]] * 19
 
     for recorded, seen, stays in run_ranks(2, body):
         assert recorded == seen == 0

@@ -147,11 +147,13 @@ def open_paths(request: Request, layout: Layout, can: Capabilities) -> list[Path
     """Return the paths by which a request can send a bucket: of a sparsifier, or a named scheme, by each algorithm.
 
     A named algorithm of an allreduce leaves that of an all-gather open. Whose indices AR-Topk uses is no matter of time
-    (`policies/flexible/roots.py`): where that is open, ranks take turns.
+    (`policies/roots.py`): where that is open, ranks take turns, and the broadcast is the engine's own.
     """
     compressor, verb, named = request.compressor, request.verb, request.algorithm
     if request.scheme != "auto":
-        paths = [p for p in schemes.variants(compressor, layout, can) if p.scheme == request.scheme]
+        first, *others = schemes.meanings(request.scheme)
+        found = [p for p in schemes.variants(compressor, layout, can) if p.scheme == first]
+        paths = [p for p in found if not others or p.broadcast == "auto"]
     elif compressor.has_ratio:
         paths = [p for p in schemes.variants(compressor, layout, can) if p.scheme not in schemes.for_gain()]
     else:

@@ -14,7 +14,7 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import Event, History
 from hvd_compress.events.recorder import choice
-from hvd_compress.policies.agreement import Agreement
+from hvd_compress.policies.agreement import Agreed, Agreement
 from hvd_compress.policies.auto.arms import Arm, Choices, Family, make_arms, measurable
 from hvd_compress.policies.auto.chooser import Chooser
 from hvd_compress.policies.auto.quality import Candidate, Kind, Quality, candidates
@@ -129,7 +129,7 @@ class AutoPolicy(TellingPolicy):
             self._launch(self._measure, f"step {step}, measuring the network", self.measuring_s or 0.0)()
             self._skipped = False
         self._arms = arms or self._made()
-        if self.measuring_s is not None and (len(self._arms) > 1 or self._resumed is not None):
+        if self.measuring_s is not None and self._is_open:
             self._chooser = Chooser(*self._weights())
             self._arm = self._chooser.first
             if self._resumed is not None:
@@ -140,6 +140,11 @@ class AutoPolicy(TellingPolicy):
             self._fixed = self._choices.unmeasured(_compressible(buckets), self.world_size, self.capabilities)
         self._told, self._is_first = False, True
         return self._decisions()
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether there is something to choose."""
+        return len(self._arms) > 1 or self._resumed is not None
 
     def _keep(self, chooser: Chooser, before: Arm, reason: str) -> None:
         """Gradients are cut anew, and an arm was chosen: all buckets go on with it, if there is such an arm."""
@@ -222,20 +227,26 @@ class AutoPolicy(TellingPolicy):
         if moments.held_back:
             return
         if self._agreement.ready(step) or (self._agreement.under_way and not chooser.settled):
-            agreed = self._agreement.take()
-            chooser.record(list(zip(self._compared, agreed.steps, strict=True)))
+            self._take(step, chooser, self._agreement.take())
         if chooser.changed:
             self._measure_again(step)
             return
         self._agreement.record(moments, metrics)
         self._recorded.append(self._arm)
 
+    def _take(self, step: int, chooser: Chooser, agreed: Agreed) -> None:
+        chooser.record(list(zip(self._compared, agreed.steps, strict=True)))
+
     def launched(self, step: int) -> None:
         """Behind the last exchange ranks are in step. They compare the steps before this one."""
         chooser = self._chooser
         if chooser is not None and not self._agreement.under_way and self._agreement.recorded >= chooser.every:
-            self._agreement.begin(self._launch, step)
+            self._agreement.begin(self._launch, step, self._tell())
             self._compared, self._recorded = self._recorded, []
+
+    def _tell(self) -> Sequence[float]:
+        """Return what ranks tell each other with the times."""
+        return ()
 
     def _measure_again(self, step: int) -> None:
         """The network seems to be another one: measure it, and search again."""

@@ -27,10 +27,10 @@ from hvd_compress.policies.detector import Detector
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.policies.flexible.ratio import BucketRatio
 from hvd_compress.policies.flexible.resumed import Ratios, loaded, saved
-from hvd_compress.policies.roots import STAR, VAR, RootChooser, Sight, figures
 from hvd_compress.policies.flexible.settings import Flexible
 from hvd_compress.policies.prices import Open, Prices, keys_of, measure
 from hvd_compress.policies.resumed import decided
+from hvd_compress.policies.roots import STAR, VAR, Roots
 from hvd_compress.policies.telling import TellingPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
@@ -72,7 +72,7 @@ class FlexiblePolicy(TellingPolicy):
         self._prices: Prices | None = None
         self._parameters: Sequence[Layout] = ()
         self._buckets: dict[int, BucketRatio] = {}  # that have something to choose, by number
-        self._roots: dict[int, RootChooser] = {}
+        self._roots = Roots((), 1)
         self._layouts: Sequence[Layout] = ()
         self._first: Sequence[Decision] = ()
         self._used: dict[int, tuple[Compressor, Path]] = {}  # by what buckets travel in the step under way
@@ -80,7 +80,6 @@ class FlexiblePolicy(TellingPolicy):
         self._agreement = Agreement()
         self._ways: list[dict[int, tuple[Compressor, Path]]] = []  # of the steps that were recorded
         self._compared: list[dict[int, tuple[Compressor, Path]]] = []
-        self._seen: list[float] = []  # sights of those steps
         self._look: list[float] = []  # gains of the last look, by bucket
         self._step_s = 0.0
         self._detector: Detector | None = None
@@ -137,13 +136,9 @@ class FlexiblePolicy(TellingPolicy):
         return (found if dense is None else [*found, schemes.build(Cast(), dense)]), layout
 
     def _dense(self, layout: Layout) -> Path | None:
-        """Return by which path a bucket may travel without compression: by none where AR-Topk was asked for."""
-        found = () if self._is_named else schemes.variants(Cast(), layout, self.capabilities)
+        """Return by which path a bucket may travel without compression."""
+        found = schemes.variants(Cast(), layout, self.capabilities)
         return found[0] if found else None
-
-    @property
-    def _is_named(self) -> bool:
-        return len(schemes.meanings(self._request.scheme)) > 1
 
     def _paths(self, layout: Layout) -> list[Path]:
         """Return by which paths a bucket may travel: all-gather and AR-Topk, by each algorithm.
@@ -153,28 +148,26 @@ class FlexiblePolicy(TellingPolicy):
         """
         if not layout.numel or layout.sparse or layout.dtype == torch.float64:
             return []
-        request = self._request
-        named = [STAR] if self._is_named else ["allgather", STAR]
-        paths = schemes.variants(request.compressor, layout, self.capabilities)
-        own = [path for path in paths if path.scheme in named and path.broadcast == Path(STAR).broadcast]
-        return [path for path in own if path.scheme != STAR or request.algorithm in ("auto", path.algorithm)]
+        paths = schemes.variants(self._request.compressor, layout, self.capabilities)
+        return [path for path in paths if path.scheme in ("allgather", STAR) and path.broadcast == Path(STAR).broadcast]
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
         self._agreement.drop()  # it is about other buckets
-        self._ways, self._compared, self._seen, self._look, self._detector = [], [], [], [], None
+        self._ways, self._compared, self._look, self._detector = [], [], [], None
         self._layouts, self._launch, self._is_first = buckets, launch, True
         self._first = self._fixed.setup(step, buckets, launch)
-        if self.world_size == 1 and not self._is_named:
+        if self.world_size == 1:
             alone = "no compression pays with one rank"
             self._first = [
                 replace(each, compressor=Cast(), path=dense, reason=alone) if (dense := self._dense(of)) else each
                 for each, of in zip(self._first, buckets, strict=True)
             ]
-        self._buckets, self._roots = {}, {}
+        self._buckets = {}
         for number, layout in enumerate(buckets) if self._prices is not None else ():
             if paths := self._paths(layout):
                 made = BucketRatio(layout, self._request.compressor, paths, self._dense(layout), self._asked)
-                self._buckets[number], self._roots[number] = made, RootChooser(self.world_size)
+                self._buckets[number] = made
+        self._roots = Roots(self._buckets, self.world_size)
         self._first = [replace(each, is_trial=number in self._buckets) for number, each in enumerate(self._first)]
         if self._resumed is not None and self._take_up(self._resumed):
             self._step_s, self.due = self._resumed.step_s, ""
@@ -220,14 +213,12 @@ class FlexiblePolicy(TellingPolicy):
             assert self._prices is not None
             ratio = self._trials[-1].ratio
             compressor, path = self._request.compressor.with_ratio(ratio), bucket.fastest(ratio, self._prices)[-1]
-        elif path.scheme == STAR:
-            path = replace(path, scheme=self._roots[number].used)
-        return compressor, path
+        return compressor, path if self._trials else self._roots.path(number, path)
 
     def _decision(self, number: int) -> Decision:
         compressor, path = self._way(number)
-        roots = self._roots[number].reason if path.scheme in (STAR, VAR) else ""
-        reason = "a rollout" if self._trials else "; ".join(filter(None, [self._buckets[number].reason, roots]))
+        reasons = (self._buckets[number].reason, self._roots.reason(number, path))
+        reason = "a rollout" if self._trials else "; ".join(filter(None, reasons))
         is_trial = bool(self._trials) or not self._buckets[number].gains
         return replace(self._first[number], compressor=compressor, path=path, reason=reason, is_trial=is_trial)
 
@@ -256,11 +247,11 @@ class FlexiblePolicy(TellingPolicy):
             return
         if self.due and not self.settled:
             return  # until a rollout nothing can be chosen
+        self._roots.see(metrics)
         if self._agreement.ready(step) or (self._agreement.under_way and not self.settled):
             self._take(step, self._agreement.take())
         self._agreement.record(moments, metrics, list(own.values()))
         self._ways.append(self._used)
-        self._seen += [figure for of in own.values() for figure in figures(of)]
         samples = [of.report.sample for of in own.values()]
         if all(sample is not None for sample in samples):
             self._look = [g for s, of in zip(samples, own.values(), strict=True) for g in (*s.gains(), _sent(of))]  # type: ignore[union-attr]
@@ -270,8 +261,8 @@ class FlexiblePolicy(TellingPolicy):
         agreement = self._agreement
         if self._buckets and not self._trials and not agreement.under_way and agreement.recorded >= self._every:
             look = self._look or [math.nan] * (self._width * len(self._buckets))
-            agreement.begin(self._launch, step, [*look, *self._seen])
-            self._compared, self._ways, self._seen, self._look = self._ways, [], [], []
+            agreement.begin(self._launch, step, [*look, *self._roots.tell()])
+            self._compared, self._ways, self._look = self._ways, [], []
 
     def _take(self, step: int, agreed: Agreed) -> None:
         """Make of what ranks agree on what is to be made."""
@@ -287,7 +278,9 @@ class FlexiblePolicy(TellingPolicy):
                 bucket.watch(gains[-1])
             elif bucket.compressor.compresses or not bucket.gains:  # else nothing is left over: gains are others
                 bucket.learn(gains[:-1])
-            self._choose_root(step, place, number, [rank[width * count :] for rank in agreed.told])
+        for event in self._roots.take(step, [rank[width * count :] for rank in agreed.told]):
+            self._history.add(event)
+            self._stands = False
         exchanging_s = sum(median(column) for column in _by_bucket(agreed))
         if self._asked.gain == "rollout":
             moved = [number for number, bucket in self._buckets.items() if bucket.moved]
@@ -307,14 +300,6 @@ class FlexiblePolicy(TellingPolicy):
             for number in self._buckets:
                 self._choose(step, number, "another network")
 
-    def _choose_root(self, step: int, place: int, number: int, told: Sequence[Sequence[float]]) -> None:
-        roots, width = self._roots[number], 3 * len(self._buckets)
-        rows = [[rank[width * at + 3 * place :][:3] for rank in told] for at in range(len(self._compared))]
-        asked = [row for row, ways in zip(rows, self._compared, strict=True) if ways[number][1].scheme == roots.used]
-        if roots.take([sight for row in asked if (sight := Sight.of(row)) is not None]):
-            self._history.add(Event(step, "root", number, roots.used, reason=roots.reason))
-            self._stands = False
-
     def _choose(self, step: int, number: int, reason: str) -> None:
         bucket, self._resumed = self._buckets[number], None
         assert self._prices is not None
@@ -331,7 +316,7 @@ class FlexiblePolicy(TellingPolicy):
 
     def begin(self, step: int, steps: int) -> None:
         self._agreement.drop()
-        self._ways, self._compared, self._seen, self._look = [], [], [], []
+        self._ways, self._compared, self._look = [], [], []
         ranks = self._launch(partial(gathered, [float(steps)]), f"step {step}, comparing the steps of a rollout")()
         asked = [int(steps) for (steps,) in ranks]
         if len(set(asked)) > 1:

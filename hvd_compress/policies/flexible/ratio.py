@@ -10,11 +10,11 @@ from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.cost.paths import Path
-from hvd_compress.policies.roots import STAR, VAR
 from hvd_compress.policies.flexible.settings import Flexible
 from hvd_compress.policies.flexible.tradeoff import Point, knee, nsga2
 from hvd_compress.policies.kernels import Kernels
 from hvd_compress.policies.prices import Prices
+from hvd_compress.policies.roots import STAR, VAR
 
 NEW_SHARE = 0.5
 """Weight of new gains against those before: an exponentially weighted mean, as the paper's threshold is applied to."""

@@ -21,6 +21,7 @@ from hvd_compress.cost.quick import SIZES
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.policies import FixedPolicy, PlanFile, Warmup, decide, policy_for
+from hvd_compress.policies.artopk import ARTopkPolicy
 from hvd_compress.policies.auto.policy import TRIED, AutoPolicy
 from hvd_compress.policies.base import DecisionPolicy
 from hvd_compress.policies.fixed import MARGIN
@@ -182,7 +183,7 @@ def test_nothing_is_measured_where_it_would_decide_nothing(settings: Settings, r
         (Request(TopK(0.1)), AutoPolicy),
         (Request(TopK(0.1), "star"), AutoPolicy),
         (Request(TopK(0.1), "star", "ring"), FixedPolicy),
-        (Request(TopK(0.1), "artopk", "ring"), FlexiblePolicy),  # whose indices are used is a matter of gain
+        (Request(TopK(0.1), "artopk", "ring"), ARTopkPolicy),  # whose indices are used is a matter of gain
         (Request(TopK(0.1), "hitopk"), FixedPolicy),
         (INT4, AutoPolicy),
         (Request(BlockQuantizer(4), "allgather"), FixedPolicy),
