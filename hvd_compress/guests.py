@@ -80,6 +80,11 @@ GUESTS = (
         },
         {"@": "by_option:ByOption"},
     ),
+    Guest(
+        "papers/flexible",
+        compressions={"flexible": "compressions:TradingOff"},
+        earlier={"policies.flexible.settings": "policy"},
+    ),
     Guest("papers/utility", {"whatif": "Predict whether compression would pay for a model on a network."}),
     Guest("attention", {"chai": "Cluster the heads of a model's attention, and measure it."}),
     Guest("embedding"),

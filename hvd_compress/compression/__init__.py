@@ -39,8 +39,9 @@ if not TYPE_CHECKING:
 else:
     from hvd_compress.papers.accordion.compressions import Switching
     from hvd_compress.papers.covap.compressions import Filtering
+    from hvd_compress.papers.flexible.compressions import TradingOff
 
-    class _OfGuests(Switching, Filtering):
+    class _OfGuests(Switching, Filtering, TradingOff):
         """The same for type checkers and the reference."""
 
 

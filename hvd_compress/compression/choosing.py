@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import Cast, Compressor, TopK
+from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.compressors.base import is_frozen_dataclass
 from hvd_compress.errors import ConfigError, known_are
-from hvd_compress.policies import Auto, Flexible, PlanFile
+from hvd_compress.policies import Auto, PlanFile
 from hvd_compress.policies.auto.quality import QUALITIES, Quality, checked
-from hvd_compress.policies.flexible.settings import GAIN_CHANGE, HIGH, LOW
 from hvd_compress.policies.per_bucket import PerBucket
 from hvd_compress.request.request import Request
 
@@ -57,43 +56,6 @@ class Choosing:
             raise ConfigError(f'factors= belongs to quality="any", and this is {quality!r}')
         known = None if factors is None else checked(factors)
         return Request(Cast(), engine=engine, device=device, policy=Auto(quality, known))
-
-    @staticmethod
-    def flexible(
-        low: float = LOW,
-        high: float = HIGH,
-        *,
-        gain_change: float = GAIN_CHANGE,
-        gain: str = "curve",
-        solver: str = "exact",
-        layerwise: bool = False,
-        engine: str = "auto",
-        device: str = "auto",
-    ) -> Request:
-        """Send the elements of largest magnitude, in each bucket as many as the paper's trade-off says; or all.
-
-        The ratio of each bucket is the knee of compression time, communication time and 1 / gain, the gain being the
-        share of the corrected gradient's squared norm that is sent (Eq. 2 and 6 of Tyagi and Swany, "Flexible
-        Communication for Optimal Distributed Learning"); all-gather or AR-Topk, by ring or tree, what takes the least
-        by alpha-beta lines (Eq. 4). A bucket for which no ratio takes less than no compression travels dense. It does
-        not know accuracy: auto() takes what trains as without compression. With HVD_COMPRESS_ADAPT=0 the ratio in the
-        middle is kept.
-
-        Args:
-            low, high: bounds of the ratio, in (0, 1]: c_low and c_high of the paper. The knee lies between them: a
-                lower one brings more speed and less accuracy.
-            gain_change: the relative change of the gain at which the ratio is chosen anew; 0.1 is ten per cent.
-            gain: "curve" reads it from the gradient for all ratios at once; "rollout" trains some steps with each of a
-                few ratios and takes them back (see optimizer.rollout), as the paper does.
-            solver: "exact" compares all ratios of a grid; "nsga2" searches, as the paper does (needs pymoo).
-            layerwise: select in each parameter by itself instead of in the fused bucket.
-            engine, device: as topk().
-
-        Raises:
-            ConfigError: a value is out of range or unknown.
-        """
-        asked = Flexible(low, high, gain_change, gain, solver)
-        return Request(TopK(asked.start, layerwise), engine=engine, device=device, policy=asked)
 
     @staticmethod
     def plan(path: str | Path, *, engine: str = "auto") -> Request:

@@ -16,7 +16,7 @@ from hvd_compress.request.request import Request
 
 NEEDED = {"tau": 1.0}
 """For arguments without a default; how many bits are sent does not depend on them."""
-OTHERS = ("auto", "flexible", "plan", "per_bucket", "noop", "of", *guests.compressions())
+OTHERS = ("auto", "plan", "per_bucket", "noop", "of", *guests.compressions())
 """They choose among compressors or steps, or take one of the user's own."""
 OF_HOROVOD = {"fp16": "half", "none": "dense"}
 """Horovod's own, which a front end carries out; and what is the same of this package."""

@@ -4,7 +4,6 @@ from hvd_compress.engines.launch import Launch
 from hvd_compress.policies.auto.policy import Auto
 from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, Rollouts, StepMoments
 from hvd_compress.policies.fixed import FixedPolicy, decide
-from hvd_compress.policies.flexible.settings import Flexible
 from hvd_compress.policies.plan import PlanFile
 from hvd_compress.policies.select import policy_for
 from hvd_compress.policies.warmup import Warmup
@@ -14,7 +13,6 @@ __all__ = [
     "BucketMetrics",
     "DecisionPolicy",
     "FixedPolicy",
-    "Flexible",
     "Launch",
     "PlanFile",
     "Rollouts",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part
@@ -64,33 +64,22 @@ class StepMoments:
 
 
 class Rollouts(Protocol):
-    """What a policy wants of training steps that are taken back.
+    """Training steps that a policy wants to see and to have taken back, now. The same on all ranks.
 
     Attributes:
-        due: why steps are to be rolled out now, or nothing. The same on all ranks.
-        ratios: of which each is to be trained with.
+        how: what a program is to do for it, where it does nothing.
     """
 
-    due: str
-    ratios: Sequence[float]
+    how: str
 
-    def begin(self, step: int, steps: int) -> None:
-        """Before steps that are taken back: check that every rank takes as many.
-
-        Raises ConfigError where they differ, on every rank alike.
-        """
-
-    def roll_out(self, ratio: float) -> None:
-        """The steps that come send this ratio, and will be taken back."""
-
-    def compare(self, step: int) -> None:
-        """All ratios were rolled out: let ranks agree on what they gained, and do what follows."""
+    def roll_out(self, session: Any, optimizer: Any, step: Any, model: Any, data: Any, steps: Any) -> None:
+        """Do it, by what a program has passed to `rollout()` of an optimizer, over its session."""
 
 
 class DecisionPolicy(ABC):
     """Answers: which decision, for each bucket and step? The same on every rank: local figures decide nothing.
 
-    Called in this order: fingerprint() for the handshake, go_on(), prepare(), parts(), setup(); then for each step
+    Called in this order: go_on(), prepare(), parts(), setup(); then for each step
     decide() and probes(), launched() when its last bucket was handed over, observe() when it is over. setup() comes
     again where buckets are cut anew. What comes before parts() runs in the engine's thread, the rest in the one that
     trains.
@@ -101,7 +90,7 @@ class DecisionPolicy(ABC):
         tells_of: numbers of the buckets whose events it tells by itself (`watch`); the session tells of the others.
         history: what was decided when, and why; None where nothing is chosen.
         settled: whether nothing is tried.
-        rollouts: what it wants of steps that are taken back; None for nothing.
+        rollouts: what it wants of steps that are taken back; None where it wants none now.
         wants_ccr: whether the coming steps are to profile the communication-to-computation ratio, for take_ccr().
         profiles_ccr: whether it wants a ratio at any time.
         ccr_obstacle: why there can be none, in words, on all ranks alike; the session says so before prepare().
@@ -135,10 +124,6 @@ class DecisionPolicy(ABC):
 
     def watch(self, watcher: Callable[[Event], None]) -> None:  # noqa: B027 (most policies have no events)
         """Tell `watcher` of every event from now on; before setup()."""
-
-    def fingerprint(self) -> Mapping[str, str]:
-        """Return what must be equal on all ranks beside the request and the settings, in words."""
-        return {}
 
     def chosen(self) -> str:
         """Return what was chosen while training, as text for a checkpoint; nothing where something is still tried."""

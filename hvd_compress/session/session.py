@@ -248,7 +248,6 @@ class Session:
             "HVD_COMPRESS_CHECK_EVERY": str(settings.check_every),
             "HVD_COMPRESS_IN_FLIGHT": str(settings.in_flight or "auto"),
             **({} if self.last_step is None else {"the step to go on with": str(self.step)}),
-            **self.policy.fingerprint(),
             **(self.profiling.fingerprint() if self.profiling is not None else {}),
             **self.ccr.fingerprint(),
             **({"what keeps a CCR from being profiled": self.ccr.obstacle} if self.policy.profiles_ccr else {}),
@@ -622,13 +621,6 @@ class Session:
         for number, bucket in enumerate(self._exchanges):
             bucket.probe = probes.get(number, Probe())
         self._observers.decided(self.step, self._exchanges, self.policy)
-
-    @property
-    def rollout_due(self) -> str:
-        """Why the policy wants a rollout now, or nothing. The same on all ranks."""
-        finite = self.last_step is not None and self.last_step.finite
-        wanted = self.policy.rollouts if self.policy is not None and finite else None
-        return wanted.due if wanted is not None else ""
 
     def refuse_after_failure(self) -> None:
         """Raise CommunicationError, with the words of the first failure, where an error has ended all exchanges."""

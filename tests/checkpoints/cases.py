@@ -138,7 +138,6 @@ DROP_IN = {
     "momentum": Case(Compression.momentum(0.5, 2, scheme="alltoall-allgather")),
     "onebit_adam": Case(_one_bit_adam_compression(), tolerance=NEAR, optimizer=one_bit_adam),
     "demo": Case(Compression.demo(4, 8, 0.5), tolerance=NEAR),
-    "flexible": Case(Compression.flexible(0.05, 0.5), steps=40, adapts=True),
     "auto": Case(INT4_CHOSEN, steps=40, adapts=True),
     **{name: Case(**case) for name, case in brought("SAVED")},
 }

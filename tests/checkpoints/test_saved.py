@@ -23,6 +23,7 @@ import torch.distributed.fsdp
 from hvd_compress.cost import store
 from hvd_compress.cost.curves import Curves
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.guests import GUESTS
 from hvd_compress.policies.plan_settings import compressor_of, settings_of
 from tests.checkpoints import make
 from tests.checkpoints.archive import NAMES, entries, unpack
@@ -40,8 +41,10 @@ of_each_archive = pytest.mark.parametrize("name", NAMES)
 
 
 def each_of(kind: str) -> pytest.MarkDecorator:
-    """Run a test with all that archives have in a folder."""
-    return pytest.mark.parametrize(("name", "entry"), [(name, each) for name in NAMES for each in entries(name, kind)])
+    """Run a test with all that archives have in a folder, but for compressions of guests that are not here."""
+    gone = {compression for guest in GUESTS if not guest.is_here for compression in guest.compressions}
+    kept = [(name, each) for name in NAMES for each in entries(name, kind) if each.partition("-")[0] not in gone]
+    return pytest.mark.parametrize(("name", "entry"), kept)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
+from tests.brought import brought
 from tests.harness import backward, flat_gradient, flat_residual, gradient, make_optimizer, on_engine
 
 AUTO = Request(TopK(0.05))
@@ -33,6 +34,7 @@ def settings(log: Path | None = None, adapt: bool = True) -> Settings:
 
 
 OPEN = {"topk": AUTO, "artopk": Request(TopK(0.05), "artopk"), "auto": Compression.auto()}
+MORE = {**OPEN, "int4": Compression.int4(), **dict(brought("ADAPTIVE"))}
 
 
 def train(engine: InProcessEngine, request: Request, steps: int, **more: object) -> list[dict[str, object]]:
@@ -56,13 +58,12 @@ def test_ranks_say_the_same_and_so_do_two_runs_where_time_is_held(
     assert run_ranks(3, lambda engine: train(engine, OPEN[name], STEPS)) == first
 
 
-@pytest.mark.parametrize("name", [*OPEN, "flexible", "int4"])
+@pytest.mark.parametrize("name", MORE)
 def test_two_runs_that_do_not_adapt_send_the_same(name: str) -> None:
     """HVD_COMPRESS_ADAPT=0, by a clock that goes on."""
-    request = {**OPEN, "flexible": Compression.flexible(), "int4": Compression.int4()}[name]
 
     def body(engine: InProcessEngine) -> tuple[int, list[str], torch.Tensor]:
-        parameters, optimizer = on_engine(engine, request, settings=settings(adapt=False))
+        parameters, optimizer = on_engine(engine, MORE[name], settings=settings(adapt=False))
         used = []
         for step in range(8):
             optimizer.zero_grad()
@@ -146,7 +147,7 @@ def test_nothing_is_chosen_where_the_request_leaves_nothing_open(request_: Reque
     assert found == run_ranks(2, lambda engine: body(engine, adapt=False))
 
 
-@pytest.mark.parametrize("request_", [AUTO, Compression.auto(), Compression.flexible()], ids=("topk", "auto", "flex"))
+@pytest.mark.parametrize("request_", MORE.values(), ids=MORE)
 def test_an_empty_bucket_is_no_matter(request_: Request) -> None:
     def body(engine: InProcessEngine) -> int:
         parameters = {"weight": torch.nn.Parameter(torch.zeros(500)), "none": torch.nn.Parameter(torch.zeros(0))}
@@ -161,7 +162,7 @@ def test_an_empty_bucket_is_no_matter(request_: Request) -> None:
     assert run_ranks(2, body) == [2] * 2
 
 
-@pytest.mark.parametrize("request_", [AUTO, Compression.auto(), Compression.flexible()], ids=("topk", "auto", "flex"))
+@pytest.mark.parametrize("request_", MORE.values(), ids=MORE)
 def test_one_rank_has_nothing_to_choose(request_: Request) -> None:
     def body(engine: InProcessEngine):
         parameters, optimizer = on_engine(engine, request_, settings=settings())

@@ -64,8 +64,6 @@ USES = {
     "Horovod's engine": ("horovod", "from hvd_compress.engines.horovod import HorovodEngine; HorovodEngine()"),
     **{name: ("mpi4py", f"import hvd_compress.engines.{name}") for name in MPI_MODULES},
     "a plot": ("matplotlib", "from hvd_compress.events import plot; plot.draw([], None)"),
-    "NSGA-II": ("pymoo", "from hvd_compress.policies.flexible.tradeoff import nsga2; nsga2([])"),
-    "the solver": ("pymoo", "from hvd_compress.policies.flexible.settings import Flexible; Flexible(solver='nsga2')"),
     "scalars": ("tensorboard", "from hvd_compress.events.tensorboard import TensorBoard; TensorBoard('.')"),
     "Accelerate": ("accelerate", "import hvd_compress.integrations.accelerate"),
     "Trainer": ("transformers.trainer", "import hvd_compress.integrations.transformers"),
@@ -145,10 +143,6 @@ def test_what_needs_an_extra_names_it(told: dict[str, list[str]], use: str) -> N
 def test_horovod_is_built_by_a_command(told: dict[str, list[str]]) -> None:
     for word in ("which hvd_compress.torch needs", "`python tools/install_horovod.py`", "`make setup`"):
         assert word in told["the drop-in"][1]
-
-
-def test_the_papers_search_can_be_done_without(told: dict[str, list[str]]) -> None:
-    assert told["the solver"][1].endswith("; or use solver='exact'")
 
 
 def test_cloudpickle_for_the_state_of_an_optimizer() -> None:

@@ -22,9 +22,8 @@ from hvd_compress.front.known import moved
 from hvd_compress.front.known import register as register_front_end
 from hvd_compress.front.optimizer.named_parameters import trainable
 from hvd_compress.front.optimizer.reducer import Reducer
-from hvd_compress.front.optimizer.rollout import HOW, Rollout, roll_out
-from hvd_compress.front.optimizer.snapshot import keep
 from hvd_compress.front.optimizer.watchers import register, replaced
+from hvd_compress.policies import Rollouts
 from hvd_compress.request.request import Request
 from hvd_compress.warned import warn_caller
 
@@ -190,34 +189,23 @@ class ReducingOptimizer(torch.optim.Optimizer):
             ConfigError: an argument is not what it should be.
             UsageError: gradients are being exchanged, or `step` takes none or several steps.
         """
-        others = tuple(data) if isinstance(data, (list, tuple)) else (data,)
-        asked = Rollout(step, model, others, steps)
         if self._retired:
             raise replaced("rollout()")
         self._require_rest("rollout()")
         self._rolls_out = True
-        if self._reducer is None or not self._reducer.session.rollout_due:
+        if (wanted := self._rollouts) is None:
             return False
-        loss_scale = self._reducer.session.loss_scale
-        scale = loss_scale.scale
-        try:
-            kept = keep(asked.model, self, asked.data)
-        except ConfigError:  # what is asked for cannot be had, on any rank, and nothing has begun
-            raise
-        except BaseException as error:
-            self._reducer.fail(error)
-            raise
-
-        def restore() -> None:
-            kept()
-            loss_scale.scale = scale
-
-        try:
-            roll_out(self._reducer.session, asked, restore)
-        except BaseException as error:
-            self._reducer.fail(error)  # other ranks may wait for this one: it must be able to end
-            raise
+        assert self._reducer is not None
+        wanted.roll_out(self._reducer.session, self, step, model, data, steps)
         return True
+
+    @property
+    def _rollouts(self) -> Rollouts | None:
+        """What the policy wants of steps that are taken back, once one has been finite."""
+        session = self._reducer.session if self._reducer is not None else None
+        if session is None or session.policy is None or session.last_step is None or not session.last_step.finite:
+            return None
+        return session.policy.rollouts
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients; not allowed while they are being exchanged."""
@@ -326,9 +314,9 @@ class ReducingOptimizer(torch.optim.Optimizer):
             self._reducer.ready(self._names[parameter])
 
     def _require_rollout(self) -> None:
-        """Without this, a rollout that was asked for would never come, and no ratio be chosen."""
-        if not self._rolls_out and self._reducer is not None and self._reducer.session.rollout_due:
-            raise UsageError(HOW)
+        """Without this, a rollout that was asked for would never come, and nothing be chosen."""
+        if not self._rolls_out and (wanted := self._rollouts) is not None:
+            raise UsageError(wanted.how)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not supported: ranks agree on the parameters once."""

@@ -16,7 +16,7 @@ from tests.brought import brought
 REQUESTS = {
     "fixed": Compression.int4(engine="mpi"),
     "controller": Compression.topk(0.01),
-    "ratio": Compression.flexible(),
+    **dict(brought("ADAPTIVE")),
     "policy": Compression.per_bucket(lambda _: Compression.int4()),
     "momentum": Compression.demo(),
     "dense": Compression.dense(),

@@ -25,7 +25,6 @@ from hvd_compress.policies.artopk import ARTopkPolicy
 from hvd_compress.policies.auto.policy import TRIED, AutoPolicy
 from hvd_compress.policies.base import DecisionPolicy
 from hvd_compress.policies.fixed import MARGIN
-from hvd_compress.policies.flexible.policy import FlexiblePolicy
 from hvd_compress.policies.plan_schema import Plan, Treatment
 from hvd_compress.policies.plan_settings import settings_of
 from hvd_compress.policies.prices import Prices
@@ -189,7 +188,6 @@ def test_nothing_is_measured_where_it_would_decide_nothing(settings: Settings, r
         (Request(BlockQuantizer(4), "allgather"), FixedPolicy),
         (Request(Cast(torch.bfloat16)), FixedPolicy),
         (Compression.auto(), AutoPolicy),
-        (Compression.flexible(), FlexiblePolicy),
     ],
 )
 def test_which_policy_carries_a_request_out(request_: Request, kind: type[DecisionPolicy]) -> None:

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,15 @@ import hvd_compress.ddp as hc
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
 from tests.harness import remembered
 from tests.unit.front.ddp.job import end_of_ranks, run_ranks
-from tests.unit.front.ddp.training import batch, check_ranks_equal, compressed, loss_of, make_model, optimizer_of
+from tests.unit.front.ddp.training import (
+    Needing,
+    batch,
+    check_ranks_equal,
+    compressed,
+    loss_of,
+    make_model,
+    optimizer_of,
+)
 
 CHECKOUT = Path(__file__).parents[4]
 TOPK = hc.Compression.topk(0.1, "star")
@@ -118,9 +127,9 @@ class TestRefusal:
         with pytest.raises(UnsupportedError, match="'0' has sparse gradients"):
             hc.compress(DistributedDataParallel(model), TOPK)
 
-    def test_rollouts(self) -> None:
-        with pytest.raises(UnsupportedError, match="use gain='curve'"):
-            hc.compress(DistributedDataParallel(make_model()), hc.Compression.flexible(gain="rollout"))
+    def test_what_needs_the_optimizer(self) -> None:
+        with pytest.raises(UnsupportedError, match=r"needs hvd_compress.torch's optimizer, as a test says so"):
+            hc.compress(DistributedDataParallel(make_model()), replace(TOPK, policy=Needing()))
 
     def test_questions_about_a_model_that_is_not_compressed(self) -> None:
         for model in (DistributedDataParallel(make_model()), make_model(), None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from tests.harness import remembered
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import (
     REQUESTS,
+    Needing,
     check_ranks_equal,
     compressed,
     flat,
@@ -132,8 +134,8 @@ def pass_over(_: int) -> None:
 def test_what_it_refuses() -> None:
     with pytest.raises(ConfigError, match=r"Compression.int4 is a function"):
         hc.hook(hc.Compression.int4)
-    with pytest.raises(UnsupportedError, match=r"needs hvd_compress.torch's optimizer"):
-        hc.hook(hc.Compression.flexible(gain="rollout"))
+    with pytest.raises(UnsupportedError, match=r"needs hvd_compress.torch's optimizer, as a test says so"):
+        hc.hook(replace(REQUESTS["int4"], policy=Needing()))
     run_ranks(refuse, ranks=1)
 
 

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
 from hvd_compress.engines import base as engines_base
+from tests.brought import brought
 from tests.harness import gradient, remembered, use
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import (
@@ -80,7 +81,7 @@ def train_on_hosts(rank: int) -> None:
             assert {decision.scheme for decision in hc.of(ddp).decisions.values()} == {scheme}
 
 
-@pytest.mark.parametrize("name", ["topk", "auto", "flexible"])
+@pytest.mark.parametrize("name", ["topk", "auto", *dict(brought("ADAPTIVE"))])
 def test_it_is_chosen_while_it_trains(name: str, tmp_path) -> None:
     variables = {"HVD_COMPRESS_ADAPT": "1", "HVD_COMPRESS_CALIBRATION_S": "0.1", "HVD_COMPRESS_CACHE": str(tmp_path)}
     run_ranks(train_adaptively, name, **variables)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ import hvd_compress.ddp as hc
 from hvd_compress.compressors import BlockQuantizer
 from hvd_compress.engines.torch_distributed import TorchEngine
 from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
-from hvd_compress.request.request import Request
+from hvd_compress.request.request import PolicySettings, Request
 from hvd_compress.settings import Settings
 from tests.brought import brought
 from tests.harness import SHAPES, gradient, make_parameters
@@ -30,7 +31,7 @@ REQUESTS = {
     "allgather": hc.Compression.topk(0.05, "allgather"),
     "layerwise": hc.Compression.topk(0.05, "allgather", layerwise=True),
     "auto": hc.Compression.auto(),
-    "flexible": hc.Compression.flexible(0.02, 0.5),
+    **dict(brought("ADAPTIVE")),
     "efsign": hc.Compression.efsign(),
     "powersgd": hc.Compression.powersgd(2),
     "int8": hc.Compression.int8(scheme="alltoall-allgather"),
@@ -70,6 +71,18 @@ def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 def loss_of(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
     images, labels = batch(rank, step)
     return functional.cross_entropy(model(images), labels)
+
+
+@dataclass(frozen=True)
+class Needing(PolicySettings):
+    """A policy that DDP cannot carry out."""
+
+    def make(self, request: Request, settings: Settings) -> object:
+        raise AssertionError("it was refused")
+
+    @property
+    def needs_optimizer(self) -> str:
+        return "a test says so"
 
 
 class Given(torch.nn.Module):

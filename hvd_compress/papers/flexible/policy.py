@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
 from statistics import fmean, median
+from typing import Any
 
 import torch
 
@@ -21,20 +21,22 @@ from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError
 from hvd_compress.events.history import Event, History
 from hvd_compress.events.recorder import choice
+from hvd_compress.papers.flexible.ratio import BucketRatio
+from hvd_compress.papers.flexible.resumed import Ratios, loaded, saved
+from hvd_compress.papers.flexible.rollout import HOW, Rollout, roll_out
+from hvd_compress.papers.flexible.settings import RatioSettings
 from hvd_compress.policies.agreement import Agreed, Agreement, gathered, kernels_s, window
 from hvd_compress.policies.base import BucketMetrics, StepMoments
 from hvd_compress.policies.detector import Detector
 from hvd_compress.policies.fixed import FixedPolicy
-from hvd_compress.policies.flexible.ratio import BucketRatio
-from hvd_compress.policies.flexible.resumed import Ratios, loaded, saved
-from hvd_compress.policies.flexible.settings import Flexible
 from hvd_compress.policies.prices import Open, Prices, keys_of, measure
 from hvd_compress.policies.resumed import decided
 from hvd_compress.policies.roots import STAR, VAR, Roots
 from hvd_compress.policies.telling import TellingPolicy
 from hvd_compress.request.decision import Decision
-from hvd_compress.request.request import Request
+from hvd_compress.request.request import PolicySettings, Request
 from hvd_compress.schemes import Probe
+from hvd_compress.settings import Settings
 
 LOOK_STEPS = 8
 """Gains are looked at as often, at most: a look takes as long as a compression."""
@@ -62,10 +64,13 @@ class FlexiblePolicy(TellingPolicy):
     Collectives are priced by alpha-beta lines through what was measured of them (Eq. 4), kernels by what they took.
     Gains are looked at every LOOK_STEPS steps, or more where steps are short; where that of the ratio in use has moved,
     the bucket's ratio is chosen anew (Eq. 6). Where exchanges take another time, the network is measured again, and all
-    are. It is its own `Rollouts`.
+    are. It is its own `Rollouts`, and what these try ratios for.
+
+    Attributes:
+        due: why steps are to be rolled out now, or nothing.
     """
 
-    def __init__(self, request: Request, asked: Flexible) -> None:
+    def __init__(self, request: Request, asked: RatioSettings) -> None:
         super().__init__()
         self._request = replace(request, compressor=request.compressor.with_ratio(asked.start))
         self._asked, self._fixed = asked, FixedPolicy(self._request)
@@ -87,8 +92,8 @@ class FlexiblePolicy(TellingPolicy):
         self._trials: list[Trial] = []
         self._no_rollout_before = 0
         self._resumed: Ratios | None = None
-        self.due = "training begins" if asked.gain == "rollout" else ""
-        self.ratios = asked.ratios
+        self.how, self.due = HOW, "training begins" if asked.gain == "rollout" else ""
+        self.ratios: Sequence[float] = asked.ratios
 
     @property
     def history(self) -> History | None:
@@ -100,12 +105,7 @@ class FlexiblePolicy(TellingPolicy):
 
     @property
     def rollouts(self) -> FlexiblePolicy | None:  # type: ignore[override]
-        return self if self._asked.gain == "rollout" and self._buckets else None
-
-    def fingerprint(self) -> Mapping[str, str]:
-        # Each rank searches by itself.
-        names = ("pymoo", "numpy") if self._asked.solver == "nsga2" else ()
-        return {f"the version of {name}": version(name) for name in names}
+        return self if self.due and self._buckets else None
 
     def chosen(self) -> str:
         if not self._buckets or not self.settled or self._trials or not self._step_s:
@@ -322,7 +322,11 @@ class FlexiblePolicy(TellingPolicy):
         if len(set(asked)) > 1:
             raise ConfigError(f"rollout(steps=...) must be the same on all ranks, and is, by rank, {asked}")
 
-    def roll_out(self, ratio: float) -> None:
+    def roll_out(self, session: Any, optimizer: Any, step: Any, model: Any, data: Any, steps: Any) -> None:
+        others = tuple(data) if isinstance(data, (list, tuple)) else (data,)
+        roll_out(self, session, optimizer, Rollout(step, model, others, steps))
+
+    def try_ratio(self, ratio: float) -> None:
         self._trials.append(Trial(ratio))
         self._stands = False
 
@@ -365,3 +369,15 @@ def _by_bucket(agreed: Agreed) -> list[list[float]]:
 def _sent(of: BucketMetrics) -> float:
     sent = of.report.sent
     return math.nan if sent is None else sent
+
+
+@dataclass(frozen=True)
+class Flexible(RatioSettings, PolicySettings):
+    """What Compression.flexible() was asked for."""
+
+    @property
+    def needs_optimizer(self) -> str:
+        return "gain='rollout' takes training steps back: use gain='curve'" if self.gain == "rollout" else ""
+
+    def make(self, request: Request, settings: Settings) -> FlexiblePolicy:
+        return FlexiblePolicy(request, self)

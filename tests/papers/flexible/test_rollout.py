@@ -16,8 +16,8 @@ from hvd_compress.compressors import TopK
 from hvd_compress.cost import paths
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.papers.flexible.policy import FlexiblePolicy
 from hvd_compress.policies import FixedPolicy
-from hvd_compress.policies.flexible.policy import FlexiblePolicy
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import flat_residual, make_optimizer

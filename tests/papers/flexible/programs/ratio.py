@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import quick_start  # noqa: F401
 import torch
 
 import hvd_compress.torch as hvd
+import tests.jobs.programs.quick_start  # noqa: F401
 
 STEPS = 25
 

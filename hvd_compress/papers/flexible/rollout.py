@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.papers.flexible.snapshot import Restore, keep
 from hvd_compress.session.session import Session
 
 HOW = (
@@ -45,23 +46,54 @@ class Rollout:
             raise ConfigError(f"steps = {self.steps!r} must be a whole number, 1 or more")
 
 
-def roll_out(session: Session, asked: Rollout, restore: Callable[[], None]) -> None:
+class Trying(Protocol):
+    """What chooses among ratios.
+
+    Attributes:
+        ratios: of which each is to be trained with.
+    """
+
+    ratios: Sequence[float]
+
+    def begin(self, step: int, steps: int) -> None:
+        """Before steps that are taken back: check that every rank takes as many.
+
+        Raises ConfigError where they differ, on every rank alike.
+        """
+
+    def try_ratio(self, ratio: float) -> None:
+        """The steps that come send this ratio, and will be taken back."""
+
+    def compare(self, step: int) -> None:
+        """All ratios were rolled out: let ranks agree on what they gained, and do what follows."""
+
+
+def roll_out(trying: Trying, session: Session, optimizer: torch.optim.Optimizer, asked: Rollout) -> None:
     """Train the steps of a rollout with each candidate ratio, take them back, and choose ratios by what they gained.
 
-    Args:
-        restore: brings back what a step changes outside of the session.
-
     Raises:
-        ConfigError: ranks want different numbers of steps.
+        ConfigError: ranks want different numbers of steps, or something in `asked.data` cannot be taken back.
         UsageError: a step is none, or several.
     """
-    assert session.policy is not None
-    wanted = session.policy.rollouts
-    assert wanted is not None
-    wanted.begin(session.step, asked.steps)
-    first, last, own = session.step, session.last_step, session.states.keep()
-    for ratio in wanted.ratios:
-        wanted.roll_out(ratio)
+    try:
+        restore = keep(asked.model, optimizer, asked.data)
+    except ConfigError:  # what is asked for cannot be had, on any rank, and nothing has begun
+        raise
+    except BaseException as error:
+        session.fail(error)
+        raise
+    try:
+        _roll_out(trying, session, asked, restore)
+    except BaseException as error:
+        session.fail(error)  # other ranks may wait for this one: it must be able to end
+        raise
+
+
+def _roll_out(trying: Trying, session: Session, asked: Rollout, restore: Restore) -> None:
+    trying.begin(session.step, asked.steps)
+    first, last, own, scale = session.step, session.last_step, session.states.keep(), session.loss_scale.scale
+    for ratio in trying.ratios:
+        trying.try_ratio(ratio)
         session.follow(first)
         try:
             for taken in range(asked.steps):
@@ -73,6 +105,6 @@ def roll_out(session: Session, asked: Rollout, restore: Callable[[], None]) -> N
         finally:
             own()
             restore()
-            session.step, session.last_step = first, last
-    wanted.compare(first)
+            session.step, session.last_step, session.loss_scale.scale = first, last, scale
+    trying.compare(first)
     session.follow(first)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from importlib.metadata import version
 
 from hvd_compress.errors import ConfigError, known_are
 from hvd_compress.extras import require
-from hvd_compress.policies.flexible.tradeoff import coarse_grid, grid
-from hvd_compress.request.request import PolicySettings, Request
-from hvd_compress.settings import Settings
-
-if TYPE_CHECKING:
-    from hvd_compress.policies.flexible.policy import FlexiblePolicy
+from hvd_compress.papers.flexible.tradeoff import coarse_grid, grid
 
 GAINS = ("curve", "rollout")
 SOLVERS = ("exact", "nsga2")
@@ -25,7 +20,7 @@ GAIN_CHANGE = 0.1
 
 
 @dataclass(frozen=True)
-class Flexible(PolicySettings):
+class RatioSettings:
     """How the ratio of each bucket is chosen. The same on all ranks.
 
     Attributes:
@@ -34,6 +29,7 @@ class Flexible(PolicySettings):
         gain: "curve" (read from the gradient, for all ratios at once) or "rollout" (by training with each for some
             steps, as the paper does).
         solver: "exact" (all ratios of the grid are compared) or "nsga2" (as the paper does).
+        versions: of what searches: each rank does it by itself, and all must find the same.
 
     Raises ConfigError for a value that has no meaning.
     """
@@ -43,6 +39,7 @@ class Flexible(PolicySettings):
     gain_change: float = GAIN_CHANGE
     gain: str = "curve"
     solver: str = "exact"
+    versions: tuple[str, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         for name in ("low", "high", "gain_change"):
@@ -57,6 +54,8 @@ class Flexible(PolicySettings):
                 raise ConfigError(f"unknown {name} {getattr(self, name)!r}{known_are(known, getattr(self, name))}")
         if self.solver == "nsga2":
             require("pymoo", "solver='nsga2'", otherwise="use solver='exact'")
+            found = tuple(f"{name} {version(name)}" for name in ("pymoo", "numpy"))
+            object.__setattr__(self, "versions", found)
 
     @cached_property
     def ratios(self) -> tuple[float, ...]:
@@ -67,12 +66,3 @@ class Flexible(PolicySettings):
     def start(self) -> float:
         """The ratio as long as nothing is known: the candidate in the middle."""
         return self.ratios[len(self.ratios) // 2]
-
-    @property
-    def needs_optimizer(self) -> str:
-        return "gain='rollout' takes training steps back: use gain='curve'" if self.gain == "rollout" else ""
-
-    def make(self, request: Request, settings: Settings) -> FlexiblePolicy:
-        from hvd_compress.policies.flexible.policy import FlexiblePolicy
-
-        return FlexiblePolicy(request, self)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hvd_compress.errors import ConfigError
-from hvd_compress.front.optimizer.snapshot import keep
+from hvd_compress.papers.flexible.snapshot import keep
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),

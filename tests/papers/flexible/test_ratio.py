@@ -10,9 +10,8 @@ from hvd_compress.compressors import TopK
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.policies.flexible.policy import FlexiblePolicy
-from hvd_compress.policies.flexible.ratio import BucketRatio
-from hvd_compress.policies.flexible.settings import Flexible
+from hvd_compress.papers.flexible.policy import Flexible, FlexiblePolicy
+from hvd_compress.papers.flexible.ratio import BucketRatio
 from tests.unit.policies.auto.simulated import Priced
 
 NUMEL, RANKS = 1_000_000, 8

@@ -10,8 +10,8 @@ from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.cost.paths import Path
-from hvd_compress.policies.flexible.settings import Flexible
-from hvd_compress.policies.flexible.tradeoff import Point, knee, nsga2
+from hvd_compress.papers.flexible.settings import RatioSettings
+from hvd_compress.papers.flexible.tradeoff import Point, knee, nsga2
 from hvd_compress.policies.kernels import Kernels
 from hvd_compress.policies.prices import Prices
 from hvd_compress.policies.roots import STAR, VAR
@@ -39,7 +39,7 @@ class BucketRatio:
     """
 
     def __init__(
-        self, layout: Layout, compressor: Compressor, paths: Sequence[Path], dense: Path | None, asked: Flexible
+        self, layout: Layout, compressor: Compressor, paths: Sequence[Path], dense: Path | None, asked: RatioSettings
     ) -> None:
         """`paths`: those by which the compressor may carry it; `dense`: the one without compression, where it may."""
         self._layout, self._asked, self._paths, self._dense = layout, asked, paths, dense
