@@ -13,13 +13,12 @@ import torch
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.policies.base import BucketMetrics, StepMoments
-from hvd_compress.policies.clocks import offsets
 
 WINDOW, WINDOW_S, LONGEST = 4, 0.5, 32
 """Steps after which ranks compare times again, at least how many seconds they take where they are short, as to compare
 them takes some milliseconds where ranks share cores, and how many steps that is at most."""
 OF_STEP = 4
-"""Figures of a step beside those of its buckets."""
+"""Figures of a step."""
 
 
 def window(step_s: float) -> int:
@@ -51,30 +50,15 @@ class StepTimes:
 
 
 @dataclass(frozen=True)
-class ExchangeTimes:
-    """What ranks agree on of a bucket's exchange.
-
-    Attributes:
-        seconds: with its kernels, had all ranks come to it at once.
-        kernels_s: to compress and to decompress, on the slowest rank.
-    """
-
-    seconds: float
-    kernels_s: float
-
-
-@dataclass(frozen=True)
 class Agreed:
     """What all ranks know of the steps that were compared.
 
     Attributes:
         steps: their times.
-        exchanges: by step and bucket; none of a bucket whose exchanges were not recorded.
         told: by rank, what the policy had to tell.
     """
 
     steps: tuple[StepTimes, ...]
-    exchanges: tuple[tuple[ExchangeTimes, ...], ...]
     told: tuple[tuple[float, ...], ...]
 
 
@@ -90,9 +74,8 @@ class Agreement:
 
     def __init__(self) -> None:
         self._rows: list[list[float]] = []
-        self._buckets = 0
         self._wait: Callable[[], list[list[float]]] | None = None
-        self._asked = (0, 0)  # steps and buckets that are being compared
+        self._asked = 0  # steps that are being compared
         self._since = 0  # the step behind whose exchanges they are
 
     @property
@@ -104,20 +87,10 @@ class Agreement:
         """Whether ranks are comparing."""
         return self._wait is not None
 
-    def record(
-        self, moments: StepMoments, metrics: Sequence[BucketMetrics], compared: Sequence[BucketMetrics] = ()
-    ) -> None:
-        """Take a step of this rank.
-
-        Args:
-            metrics: of all buckets.
-            compared: of those whose exchanges ranks are to compare one by one, as many in each step.
-        """
-        assert not self._rows or self._buckets == len(compared)
-        self._buckets = len(compared)
+    def record(self, moments: StepMoments, metrics: Sequence[BucketMetrics]) -> None:
+        """Take a step of this rank, with what it measured of all buckets."""
         summed_s = sum(map(_whole_s, metrics))
-        row = [moments.ended_s - moments.before_s, moments.exchanging_s, moments.waited_s, summed_s]
-        self._rows.append([*row, *(figure for of in compared for figure in phases(of))])
+        self._rows.append([moments.ended_s - moments.before_s, moments.exchanging_s, moments.waited_s, summed_s])
 
     def begin(self, launch: Launch, step: int, told: Sequence[float] = ()) -> None:
         """Compare the steps that were recorded, behind the exchanges of this one, and tell the other ranks something.
@@ -128,7 +101,7 @@ class Agreement:
         assert self._wait is None
         mine = [figure for row in self._rows for figure in row] + list(told)
         self._wait = launch(partial(gathered, mine), f"step {step}, comparing times")
-        self._asked, self._since, self._rows = (len(self._rows), self._buckets), step, []
+        self._asked, self._since, self._rows = len(self._rows), step, []
 
     def ready(self, step: int) -> bool:
         """Whether what ranks compared has had the exchanges of a later step to travel beside."""
@@ -137,16 +110,10 @@ class Agreement:
     def take(self) -> Agreed:
         """Return what ranks agree on; waits for it."""
         assert self._wait is not None
-        (steps, buckets), ranks = self._asked, self._wait()
+        steps, ranks = self._asked, self._wait()
         self._wait = None
-        width = OF_STEP + 4 * buckets
-        rows = [[rank[width * at : width * (at + 1)] for rank in ranks] for at in range(steps)]  # by step and rank
-        apart = _apart(rows, buckets) if buckets else []
-        return Agreed(
-            tuple(_step(row) for row in rows),
-            tuple(tuple(_exchange(_spans(row, number), apart) for number in range(buckets)) for row in rows),
-            tuple(tuple(rank[width * steps :]) for rank in ranks),
-        )
+        rows = [[rank[OF_STEP * at : OF_STEP * (at + 1)] for rank in ranks] for at in range(steps)]  # by step and rank
+        return Agreed(tuple(map(_step, rows)), tuple(tuple(rank[OF_STEP * steps :]) for rank in ranks))
 
     def drop(self) -> None:
         """Forget what was recorded, and what is being compared."""
@@ -180,33 +147,8 @@ def _whole_s(of: BucketMetrics) -> float:
 
 
 def _step(row: Sequence[Sequence[float]]) -> StepTimes:
-    whole_s, exchanging_s, waited_s, summed_s = zip(*(rank[:OF_STEP] for rank in row), strict=True)
+    whole_s, exchanging_s, waited_s, summed_s = zip(*row, strict=True)
     return StepTimes(fmean(whole_s), min(exchanging_s), min(waited_s), min(summed_s))
-
-
-def _spans(row: Sequence[Sequence[float]], number: int) -> list[Phases]:
-    at = OF_STEP + 4 * number
-    return [(rank[at], rank[at + 1], rank[at + 2], rank[at + 3]) for rank in row]
-
-
-def _apart(rows: Sequence[Sequence[Sequence[float]]], buckets: int) -> list[float]:
-    """Return how far the clocks of ranks are apart."""
-    exchanges = [_spans(row, number) for row in rows for number in range(buckets)]
-    met = [spans for spans in exchanges if all(ended > began for _, began, ended, _ in spans)]
-    by_rank = range(len(rows[0]))
-    starts, ends = ([[spans[rank][at] for spans in met] for rank in by_rank] for at in (1, 2))
-    return offsets(starts, ends)
-
-
-def _exchange(spans: Sequence[Phases], apart: Sequence[float]) -> ExchangeTimes:
-    """A rank that comes late has the others wait for it in their collective, which is no matter of how they exchange:
-    it counts from when the last one came until the last one has ended. Compression is the mean over ranks: which of
-    them is delayed by other processes is chance."""
-    begun = max(began + offset for (_, began, _, _), offset in zip(spans, apart, strict=True))
-    ended = max(end + offset for (_, _, end, _), offset in zip(spans, apart, strict=True))
-    compress_s, decompress_s = ([each[at] for each in spans if not math.isnan(each[at])] for at in (0, 3))
-    seconds = fmean(compress_s) + ended - begun + fmean(decompress_s)
-    return ExchangeTimes(seconds, max(compress_s) + max(decompress_s))
 
 
 def gathered(mine: Sequence[float], engine: Engine) -> list[list[float]]:

@@ -21,11 +21,12 @@ from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError
 from hvd_compress.events.history import Event, History
 from hvd_compress.events.recorder import choice
+from hvd_compress.papers.flexible.exchanges import exchange_times
 from hvd_compress.papers.flexible.ratio import BucketRatio
 from hvd_compress.papers.flexible.resumed import Ratios, loaded, saved
 from hvd_compress.papers.flexible.rollout import HOW, Rollout, roll_out
 from hvd_compress.papers.flexible.settings import RatioSettings
-from hvd_compress.policies.agreement import Agreed, Agreement, gathered, kernels_s, window
+from hvd_compress.policies.agreement import Agreed, Agreement, gathered, kernels_s, phases, window
 from hvd_compress.policies.base import BucketMetrics, StepMoments
 from hvd_compress.policies.detector import Detector
 from hvd_compress.policies.fixed import FixedPolicy
@@ -85,6 +86,7 @@ class FlexiblePolicy(TellingPolicy):
         self._agreement = Agreement()
         self._ways: list[dict[int, tuple[Compressor, Path]]] = []  # of the steps that were recorded
         self._compared: list[dict[int, tuple[Compressor, Path]]] = []
+        self._phases: list[float] = []  # of those steps, by bucket
         self._look: list[float] = []  # gains of the last look, by bucket
         self._step_s = 0.0
         self._detector: Detector | None = None
@@ -153,7 +155,7 @@ class FlexiblePolicy(TellingPolicy):
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
         self._agreement.drop()  # it is about other buckets
-        self._ways, self._compared, self._look, self._detector = [], [], [], None
+        self._ways, self._compared, self._phases, self._look, self._detector = [], [], [], [], None
         self._layouts, self._launch, self._is_first = buckets, launch, True
         self._first = self._fixed.setup(step, buckets, launch)
         if self.world_size == 1:
@@ -250,8 +252,9 @@ class FlexiblePolicy(TellingPolicy):
         self._roots.see(metrics)
         if self._agreement.ready(step) or (self._agreement.under_way and not self.settled):
             self._take(step, self._agreement.take())
-        self._agreement.record(moments, metrics, list(own.values()))
+        self._agreement.record(moments, metrics)
         self._ways.append(self._used)
+        self._phases += [figure for of in own.values() for figure in phases(of)]
         samples = [of.report.sample for of in own.values()]
         if all(sample is not None for sample in samples):
             self._look = [g for s, of in zip(samples, own.values(), strict=True) for g in (*s.gains(), _sent(of))]  # type: ignore[union-attr]
@@ -261,27 +264,29 @@ class FlexiblePolicy(TellingPolicy):
         agreement = self._agreement
         if self._buckets and not self._trials and not agreement.under_way and agreement.recorded >= self._every:
             look = self._look or [math.nan] * (self._width * len(self._buckets))
-            agreement.begin(self._launch, step, [*look, *self._roots.tell()])
-            self._compared, self._ways, self._look = self._ways, [], []
+            agreement.begin(self._launch, step, [*look, *self._phases, *self._roots.tell()])
+            self._compared, self._ways, self._phases, self._look = self._ways, [], [], []
 
     def _take(self, step: int, agreed: Agreed) -> None:
         """Make of what ranks agree on what is to be made."""
         self._step_s = median([times.whole_s for times in agreed.steps])
         width, count = self._width, len(self._buckets)
+        looked, timed = width * count, (width + 4 * len(agreed.steps)) * count
+        exchanges = exchange_times([rank[looked:timed] for rank in agreed.told], count)
         knew = self.settled
         for place, (number, bucket) in enumerate(self._buckets.items()):
-            for ways, exchanges in zip(self._compared, agreed.exchanges, strict=True):
-                bucket.kernels.note(*ways[number], exchanges[place].kernels_s)
+            for ways, times in zip(self._compared, exchanges, strict=True):
+                bucket.kernels.note(*ways[number], times[place].kernels_s)
             looks = [rank[width * place : width * (place + 1)] for rank in agreed.told]
             gains = [fmean(column) for column in zip(*looks, strict=True)]
             if self._asked.gain == "rollout":
                 bucket.watch(gains[-1])
             elif bucket.compressor.compresses or not bucket.gains:  # else nothing is left over: gains are others
                 bucket.learn(gains[:-1])
-        for event in self._roots.take(step, [rank[width * count :] for rank in agreed.told]):
+        for event in self._roots.take(step, [rank[timed:] for rank in agreed.told]):
             self._history.add(event)
             self._stands = False
-        exchanging_s = sum(median(column) for column in _by_bucket(agreed))
+        exchanging_s = sum(median([each.seconds for each in column]) for column in zip(*exchanges, strict=True))
         if self._asked.gain == "rollout":
             moved = [number for number, bucket in self._buckets.items() if bucket.moved]
             if moved and step >= self._no_rollout_before:
@@ -316,7 +321,7 @@ class FlexiblePolicy(TellingPolicy):
 
     def begin(self, step: int, steps: int) -> None:
         self._agreement.drop()
-        self._ways, self._compared, self._look = [], [], []
+        self._ways, self._compared, self._phases, self._look = [], [], [], []
         ranks = self._launch(partial(gathered, [float(steps)]), f"step {step}, comparing the steps of a rollout")()
         asked = [int(steps) for (steps,) in ranks]
         if len(set(asked)) > 1:
@@ -359,11 +364,6 @@ class FlexiblePolicy(TellingPolicy):
 
 def _numel(layout: Layout) -> int:
     return layout.numel
-
-
-def _by_bucket(agreed: Agreed) -> list[list[float]]:
-    """Return the seconds of exchanges by bucket and step."""
-    return [[each.seconds for each in column] for column in zip(*agreed.exchanges, strict=True)]
 
 
 def _sent(of: BucketMetrics) -> float:

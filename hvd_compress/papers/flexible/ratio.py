@@ -10,9 +10,9 @@ from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.cost.paths import Path
+from hvd_compress.papers.flexible.kernels import Kernels
 from hvd_compress.papers.flexible.settings import RatioSettings
 from hvd_compress.papers.flexible.tradeoff import Point, knee, nsga2
-from hvd_compress.policies.kernels import Kernels
 from hvd_compress.policies.prices import Prices
 from hvd_compress.policies.roots import STAR, VAR
 

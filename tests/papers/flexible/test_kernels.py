@@ -6,7 +6,7 @@ import pytest
 
 from hvd_compress.compressors import BlockQuantizer, Cast, TopK
 from hvd_compress.cost.paths import Path
-from hvd_compress.policies.kernels import Kernels
+from hvd_compress.papers.flexible.kernels import Kernels
 
 ALL, STAR = Path("allgather"), Path("star", "ring")
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hvd_compress.policies.clocks import offsets
+from hvd_compress.papers.flexible.clocks import offsets
 
 APART = (0.0, 1000.0, -0.25, 17.5)
 
