@@ -22,7 +22,7 @@ def save(session: Session, rank: int, world_size: int, shard: str = "") -> dict[
     first exchange they are zeros, and what compressors begin with, so that such a file can be loaded into them. `shard`
     says, behind that name, of which part of the parameters they are, where a rank has not all.
     """
-    residuals, states = session.remembered()
+    residuals, states = _remembered(session)
     return {
         "step": session.step,
         "loss_scale": session.loss_scale.scale,
@@ -31,6 +31,23 @@ def save(session: Session, rank: int, world_size: int, shard: str = "") -> dict[
         "remembers": bool(residuals or states),
         "ranks": {_name(rank, world_size) + shard: {"residuals": residuals, "states": states}},
     }
+
+
+def _remembered(session: Session) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
+    """Return copies of residuals and compressors' states, as States has them; before open() what they will be."""
+    residuals, states, compressor = session.states.state_dict(), session.states.own_state_dict(), session.compressor
+    if session.policy is not None or not compressor.error_feedback:
+        return residuals, states
+    for name, slot in session.parameters.items():
+        layout = slot.layout(name)
+        if layout.dtype == torch.float64:
+            continue  # travels dense
+        residuals.setdefault(name, torch.zeros(layout.numel))
+        for (kind, _), tensor in compressor.new_state(layout, torch.device("cpu")).items():
+            states.setdefault(kind, {}).setdefault(name, tensor)
+        if session.allocates_sum:
+            states.setdefault(RESULT_SUM, {}).setdefault(name, torch.zeros(layout.numel))
+    return residuals, states
 
 
 def load(

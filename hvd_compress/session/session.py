@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -12,32 +11,36 @@ from typing import Any
 
 import torch
 
-from hvd_compress import __version__, native
+from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part, Slot
-from hvd_compress.compressors import Cast
+from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.cost import wire
 from hvd_compress.cost.paths import Path
 from hvd_compress.devices import Lanes
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import CommunicationError, ConfigError, ReplicaError, UsageError, located, received
+from hvd_compress.errors import CommunicationError, ReplicaError, UsageError, located, received
 from hvd_compress.feedback.loss_scale import LossScale
-from hvd_compress.feedback.states import RESULT_SUM, BucketState, States
-from hvd_compress.policies import BucketMetrics, DecisionPolicy, StepMoments, policy_for
+from hvd_compress.feedback.states import RESULT_SUM, States
+from hvd_compress.policies import BucketMetrics, DecisionPolicy, StepMoments
 from hvd_compress.policies.plan_in_use import plan_in_use
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import Probe
+from hvd_compress.session import gathering
 from hvd_compress.session.bucket import SessionBucket
-from hvd_compress.session.handshake import Agreement, Offer, agree
+from hvd_compress.session.buckets import Buckets
+from hvd_compress.session.handshake import Agreement
 from hvd_compress.session.metrics import StepMetrics
-from hvd_compress.session.notices import tell_given_up, tell_other_choice, tell_unused
+from hvd_compress.session.notices import tell_given_up, tell_unused
 from hvd_compress.session.observers import Observers
+from hvd_compress.session.opening import Opening, Resuming
 from hvd_compress.session.pipeline import Pipeline
 from hvd_compress.session.profiling import CcrMeasurement, Profiling
 from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.session.report import Exchanged, StepReport
+from hvd_compress.session.step import Step
 from hvd_compress.settings import Settings
 from hvd_compress.warned import warn_caller
 
@@ -51,6 +54,8 @@ class Session:
     transaction: what buckets remember changes when all of it succeeded, or not at all.
 
     Attributes:
+        parameters: what a plan of buckets needs to know of each, by name.
+        buckets: what it exchanges; none before set_buckets().
         states: what buckets remember, by parameter name.
         loss_scale: the units of residuals in mixed precision.
         step: of the coming exchange; the same on all ranks from open() on.
@@ -95,14 +100,15 @@ class Session:
             lanes: gives buckets their lanes, and threads their device.
             arrivals: by what ranks tell each other who waits, for the message of a timeout.
         """
-        self._parameters = parameters
+        self.parameters = parameters
         self._request, self._settings, self._connect = request, settings, connect
-        self._average, self._predivide_factor, self._lanes = average, predivide_factor, lanes or Lanes()
-        self._pipeline = Pipeline(settings.timeout_s, arrivals, partial(self._lanes.set_device, tuple(devices)))
+        lanes = lanes or Lanes()
+        self._pipeline = Pipeline(settings.timeout_s, arrivals, partial(lanes.set_device, tuple(devices)))
         self._engine: Engine
-        self._exchanges: list[SessionBucket] = []
         self.states = States()
         self.loss_scale = LossScale(self.states)
+        self.buckets = Buckets(self.states, self.loss_scale, lanes, self.allocates_sum)
+        self._step = Step(self._pipeline, self.buckets, self.loss_scale, request.feedback, average, predivide_factor)
         self.step = 0
         self.last_step: StepReport | None = None
         self.policy: DecisionPolicy | None = None
@@ -118,18 +124,10 @@ class Session:
         self.may_give_up = False
         self._observers: Observers  # from open() on
         self._metrics = StepMetrics()
-        self._begun_s: float | None = None
-        self._given: tuple[int, ...] | None = None  # numbers of the buckets of this step; all, if none were named
-        self._last: tuple[int, ...] | None = None  # the same of the last step
-        self._returned_s = perf_counter()
+        self._opening: Opening  # from open() on
         self._goes_on = False  # with what another process has chosen
         self._cut_anew = False  # within a step
         self._closed = False
-        self._later: dict[int, Decision] = {}  # of buckets that had left when the policy decided anew
-        self._committed: list[tuple[SessionBucket, BucketState]] = []  # in this step
-        self._committed_scale: float | None = None  # the loss scale in whose units they are
-        self._shared: set[tuple[str, tuple[str, ...]]] = set()  # compressors and parameters with states made alike
-        self._results: dict[int, torch.Tensor] = {}
 
     @property
     def controller(self) -> DecisionPolicy | None:
@@ -139,12 +137,12 @@ class Session:
     @property
     def decisions(self) -> dict[tuple[str, ...], Decision]:
         """What is decided for each bucket, by the names of its parameters; empty before the first exchange."""
-        return {e.layout.names: e.decision for e in self._exchanges if not e.layout.sparse}
+        return self.buckets.decisions
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """The buckets, by number; empty before plan()."""
-        return tuple(exchange.layout for exchange in self._exchanges)
+        return self.buckets.layouts
 
     @property
     def holds_back(self) -> bool:
@@ -163,7 +161,7 @@ class Session:
     @property
     def is_within_step(self) -> bool:
         """Whether a step has begun and is not over."""
-        return self._begun_s is not None
+        return self._step.begun_s is not None
 
     @property
     def engine(self) -> Engine:
@@ -184,18 +182,28 @@ class Session:
         Raises:
             ConfigError, UnsupportedError: ranks differ, or the engine cannot do what was asked for; on all ranks alike.
         """
-        self._agree_on = partial(self._agree, order=order, sparse=sparse, options=options, by_rows=by_rows)
-        agreement = self._meet()
+        self._opening = Opening(self._request, self._settings, self.parameters, order, sparse, options, by_rows)
+        agreement = self._meet(Resuming(self.step, self.resumes_with, self.resumes_as))
         self.resumes_with = self.resumes_with if agreement.resumes else ()
-        self._observers.opened(self._request, self._parameters, self.learning_rates is not tuple)
+        self._observers.opened(self._request, self.parameters, self.learning_rates is not tuple)
         return agreement
 
-    def _meet(self) -> Agreement:
-        agreement = self._pipeline.connect(self._connect, self._agree_on, self._settings.calibration_s)
+    def _meet(self, resuming: Resuming) -> Agreement:
+        meet = partial(self._opening.meet, resuming=resuming, profiling=self.profiling, ccr=self.ccr)
+
+        def met(engine: Engine) -> Agreement:
+            self._engine = engine
+            found = meet(engine)
+            self.policy, self._goes_on = found.policy, found.goes_on
+            return found.agreement
+
+        agreement = self._pipeline.connect(self._connect, met, self._settings.calibration_s)
         assert self.policy is not None
+        if not self._goes_on:
+            self.states.forget_kind(RESULT_SUM)  # of an epoch that nobody goes on with
         self.step = agreement.step
         if not hasattr(self, "_observers"):
-            self._observers = Observers(self._settings, self._engine, self._returned_s)
+            self._observers = Observers(self._settings, self._engine, self._step.returned_s)
         self._observers.watch(self.policy, self._engine.world_size)
         return agreement
 
@@ -217,59 +225,16 @@ class Session:
         if self.policy is None or (self.is_within_step and not self.failed):
             raise UsageError("reopen() comes between two steps, after open(), or after a step that has failed")
         self._pipeline.reopen()
-        for bucket in self._exchanges:
-            bucket.state.discard()
-            bucket.forget()
-        self.resumes_with, self.resumes_as = (), self.policy.chosen()
+        self.buckets.restart()
+        self._step.forget()
+        resuming = Resuming(self.step, (), self.policy.chosen(), is_again=True)
         self.policy.close()
         self.ccr.close()
         if self.replicas is not None:
             self.replicas.restart()
-        self._results, self._later, self._shared, self._begun_s, self._given = {}, {}, set(), None, None
         self._connect = connect
-        self._meet()
+        self._meet(resuming)
         self.set_buckets(self.layouts, {})
-
-    def _agree(
-        self, engine: Engine, order: Sequence[str], sparse: Sequence[str], options: str, by_rows: bool
-    ) -> Agreement:
-        """Shake hands; then what the engine cannot do of what all have asked for is an error, on every rank alike."""
-        self._engine, settings, parameters = engine, self._settings, self._parameters
-        engine.tracks_asked = settings.in_flight
-        self.policy = policy_for(self._request, settings, engine.world_size)
-        words = {
-            "the version of hvd_compress": __version__,
-            "compression": repr(self._request),
-            "options": options,
-            "memory that the engine takes": " and ".join(engine.capabilities.devices),
-            "HOROVOD_FUSION_THRESHOLD": f"{settings.fusion_threshold_bytes}{' by default' * settings.cuts}",
-            "HVD_COMPRESS_ADAPT": str(int(settings.adapt)),
-            "HVD_COMPRESS_CALIBRATION_S": str(settings.calibration_s),  # says what is measured
-            "HVD_COMPRESS_CHECK_EVERY": str(settings.check_every),
-            "HVD_COMPRESS_IN_FLIGHT": str(settings.in_flight or "auto"),
-            **({} if self.last_step is None else {"the step to go on with": str(self.step)}),
-            **(self.profiling.fingerprint() if self.profiling is not None else {}),
-            **self.ccr.fingerprint(),
-            **({"what keeps a CCR from being profiled": self.ccr.obstacle} if self.policy.profiles_ccr else {}),
-        }
-        obstacle = settings.obstacle(engine.rank)
-        described = [slot.describe(name) for name, slot in parameters.items()]
-        with engine.aside():  # the handshake belongs to no step
-            resumes = repr((self.resumes_with, self.resumes_as)) if self.resumes_with or self.resumes_as else ""
-            offer = Offer(words, described, order, sparse, self.step, obstacle, resumes, self.resumes_as)
-            agreement = agree(engine, offer)
-        self.policy.ccr_obstacle = self.ccr.obstacle
-        engine.locate()
-        if self.profiling is not None:
-            self.profiling.prepare(engine)
-        rows = set(agreement.sparse) if by_rows else set()
-        self._goes_on = bool(agreement.choice) and self.policy.go_on(agreement.choice)
-        if agreement.choice and not self._goes_on and engine.rank == 0 and engine.world_size > 1:
-            tell_other_choice(agreement.choice)
-        if not self._goes_on:
-            self.states.forget_kind(RESULT_SUM)  # of an epoch that nobody goes on with
-        self.policy.prepare(engine, [slot.layout(name, sparse=name in rows) for name, slot in parameters.items()])
-        return agreement
 
     def set_buckets(self, layouts: Sequence[Layout], devices: Mapping[str, torch.device]) -> None:
         """Exchange these buckets, and no others, from now on; buckets of sparse gradients come last.
@@ -281,26 +246,14 @@ class Session:
             devices: where gradients lie, by the layouts' places.
         """
         assert self.policy is not None
-        assert self._given is None, "a step of some buckets is on its way"
-        self._last = None
-        self._cut_anew = any(bucket.launched for bucket in self._exchanges)
+        assert self._step.is_of_all, "a step of some buckets is on its way"
+        self._cut_anew = self.buckets.are_launched
         dense = [layout for layout in layouts if not layout.sparse]
         decisions = list(self.policy.setup(self.step, dense, self._pipeline.begin))
         decisions += [_as_rows(layout) for layout in layouts[len(dense) :]]
         if self.is_within_step:
             self.states.keep_commits()
-        stay = {b.number: b for b, layout in zip(self._exchanges, layouts, strict=False) if b.layout == layout}
-        self._exchanges = []
-        for number, (layout, decision) in enumerate(zip(layouts, decisions, strict=True)):
-            known = stay.get(number)
-            if known is None:
-                lane = self._lanes.lane_for(devices[layout.place], decision.device, self._engine.capabilities.devices)
-                known = SessionBucket(number, layout, decision, lane, self.states, self._allocates_sum, self._goes_on)
-            elif known.launched:
-                self._later[number] = decision
-            else:
-                known.decide(decision)
-            self._exchanges.append(known)
+        self.buckets.cut(layouts, decisions, devices, self._engine.capabilities.devices, self._goes_on)
         if not self._cut_anew:
             self.follow(self.step)
         self._tell_unused()
@@ -314,18 +267,13 @@ class Session:
         loaded, self.resumes_kinds = self.resumes_kinds, frozenset()
         if not loaded or self.controller is not None or self._engine.rank or self._engine.world_size == 1:
             return
-        used = {kind for bucket in self._exchanges for kind, _ in bucket.state.current}
-        used |= {"residual"} if any(bucket.state.residual is not None for bucket in self._exchanges) else set()
-        if unused := sorted(loaded - used - {RESULT_SUM}):
+        if unused := self.buckets.unused(loaded):
             tell_unused(unused)
 
     def _share(self) -> None:
-        """Let all ranks begin with the same, where results depend on it: once for a bucket's compressor."""
-        found = [(each, (repr(each.scheme.compressor), each.layout.names)) for each in self._exchanges]
-        buckets = [each for each, key in found if each.alike and key not in self._shared]
-        if not buckets:
+        """Let all ranks begin with the same, where results depend on it."""
+        if not (buckets := self.buckets.take_unshared()):
             return
-        self._shared |= {key for _, key in found}
 
         def share(engine: Engine) -> None:
             with engine.aside():  # it belongs to no step
@@ -343,63 +291,36 @@ class Session:
 
         Raises UsageError within a step, when some of it is on its way.
         """
-        if any(bucket.launched for bucket in self._exchanges):
+        if self.buckets.are_launched:
             raise UsageError(f"step {self.step} is on its way: drop it when it is over, before the next backward pass")
-        now = self.loss_scale.scale
-        rescaled = 1.0 if self._committed_scale is None or now is None else now / self._committed_scale
-        if rescaled != 1.0:  # since: what comes back is in the units of then
-            self.states.scale(1 / rescaled)
-        for bucket in self._named(self._last):
-            bucket.state.revert()
-        if rescaled != 1.0:
-            self.states.scale(rescaled)
+        self.buckets.take_back()
 
     @property
     def remembers(self) -> bool:
         """Whether the last exchange has left anything that drop_step() would take back."""
-        return any(bucket.state.can_revert for bucket in self._named(self._last))
+        return any(bucket.state.can_revert for bucket in self.buckets.named(self.buckets.last))
 
     def hold_back(self, names: Collection[str]) -> None:
         """Nobody takes the last results of these parameters: what was not sent of them waits. Between two steps.
 
         Nothing is communicated, and all ranks call it alike.
         """
-        for bucket in self._exchanges:
-            residual, start = bucket.state.residual, 0
-            for name, numel in zip(bucket.layout.names, bucket.layout.segments, strict=True):
-                if residual is not None and name in names:
-                    residual.restore(slice(start, start + numel))
-                start += numel
+        self.buckets.hold_back(names)
 
     def release_gradients(self) -> None:
         """The front end may free the memory of the last gradients, and hand over others. Between two steps."""
-        for bucket in self._exchanges:
+        for bucket in self.buckets.every:
             bucket.release_gradient()
 
     def claim(self) -> None:
         """Take over what a checkpoint has brought, between two steps: also of buckets that had no residual."""
-        for bucket in self._exchanges:
+        for bucket in self.buckets.every:
             bucket.claim()
 
     @property
-    def error_feedback(self) -> bool:
-        """Whether the compressor that was asked for remembers what it does not send."""
-        return self._request.compressor.error_feedback
-
-    def remembered(self) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
-        """Return copies of residuals and compressors' states, as States has them; before open() what they will be."""
-        residuals, states = self.states.state_dict(), self.states.own_state_dict()
-        if self.policy is None and self.error_feedback:
-            for name, slot in self._parameters.items():
-                layout = slot.layout(name)
-                if layout.dtype == torch.float64:
-                    continue  # travels dense
-                residuals.setdefault(name, torch.zeros(layout.numel))
-                for (kind, _), tensor in self._request.compressor.new_state(layout, torch.device("cpu")).items():
-                    states.setdefault(kind, {}).setdefault(name, tensor)
-                if self._allocates_sum:
-                    states.setdefault(RESULT_SUM, {}).setdefault(name, torch.zeros(layout.numel))
-        return residuals, states
+    def compressor(self) -> Compressor:
+        """What was asked for; a policy may take others."""
+        return self._request.compressor
 
     def parts(self, names: Sequence[str]) -> Sequence[Part]:
         """Return which of these parameters must not share a bucket with others, by the policy. After open()."""
@@ -414,7 +335,7 @@ class Session:
                 user's own.
             PlanError: the file cannot be written.
         """
-        if not self._exchanges:
+        if not self.buckets.every:
             raise UsageError("nothing is in use before the first step: call save_plan() after it")
         plan_in_use(self.decisions, self.layouts, self._engine.world_size).write(FilePath(path))
         if self.policy is not None and self.policy.plan_lacks:
@@ -428,18 +349,15 @@ class Session:
         Args:
             buckets: the numbers of those that it exchanges, the same on all ranks; all, if not given.
         """
-        if self._begun_s is None:
-            self._begun_s = perf_counter()
-            self._given = None if buckets is None else tuple(sorted(buckets))
-            self.loss_scale.update()
+        self._step.begin(buckets)
 
     def mark_ready(self, number: int) -> None:
         """The calling thread has put a gradient into a bucket."""
-        self._exchanges[number].lane.mark_ready()
+        self.buckets.every[number].lane.mark_ready()
 
     def is_launched(self, number: int) -> bool:
         """Whether a bucket has been handed over in this step."""
-        return self._exchanges[number].launched
+        return self.buckets.every[number].launched
 
     def submit(self, number: int, gradient: torch.Tensor) -> None:
         """Hand over a bucket's gradient, in any order of numbers; each once a step. The result will lie there.
@@ -447,32 +365,12 @@ class Session:
         Args:
             gradient: (numel,), in the layout's dtype, where its place says; or a sparse one, of a sparse layout.
         """
-        if self.failed:
-            return  # end_step() will say why
-        bucket, engine = self._exchanges[number], self._engine
-        assert not bucket.launched, f"bucket {number} would leave twice in step {self.step}"
-        place = number if self._given is None else self._given.index(number)
-        bucket.launched = True
-        factor = 1.0 if bucket.layout.sparse else self._predivide_factor
-        if not bucket.layout.sparse:
-            bucket.hold(gradient)
-        if factor != 1.0:
-            bucket.lane.gather()
-            gradient.mul_(1.0 / factor)
-        scale = factor / (engine.world_size if self._average else 1)
-        hosts, coefficient = engine.capabilities.hosts, self._request.feedback.coefficient(self.step)
-        exchange = bucket.start(gradient, self.step, scale, engine.rank, engine.world_size, hosts, coefficient)
-        self._pipeline.submit(
-            place,
-            exchange,
-            f"step {self.step}, bucket {number} ({bucket.layout.called})",
-            bucket.lane,
-            bucket.scheme.in_groups,
-        )
+        if not self.failed:  # else end_step() will say why
+            self._step.submit(number, gradient, self.step, self._engine)
 
     def result(self, number: int) -> torch.Tensor:
         """Return a result that lies in no bucket, as of a sparse layout; once, between end_step() and the next step."""
-        return self._results.pop(number)
+        return self._step.results.pop(number)
 
     def end_step(self, waited_from_s: float | None = None, gives_up: bool = False) -> StepReport:
         """Wait for all buckets; what they remember is kept if all is finite. The next step travels as the policy says.
@@ -487,61 +385,24 @@ class Session:
             ReplicaError: parameters or results differ between ranks; on all ranks.
         """
         start_s = perf_counter() if waited_from_s is None else waited_from_s
-        policy, observers, buckets, self._committed = self.policy, self._observers, self._of_step, []
-        is_whole = len(buckets) == len(self._exchanges)
-        assert policy is not None
         try:
-            policy.launched(self.step)
-            exchanged = self._pipeline.finish()
-            with located(f"rank {self._engine.job_rank}, step {self.step}"), received():
-                native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
-            given_up = self.may_give_up and not exchanged.finite and self._is_given_up(gives_up)
-            self._commit(exchanged)
-            self._check_replicas()
-            begun_s, held_back = min(self._begun_s or start_s, start_s), self.holds_back
-            moments = StepMoments(self._returned_s, begun_s, start_s, perf_counter(), held_back)
-            observers.trace(self.step, buckets, exchanged.spans, moments)
-            if self._cut_anew or given_up or not is_whole:
-                policy.resume()  # it knows nothing of how this step travelled
-            else:
-                metrics = zip(exchanged.spans, buckets, strict=True)
-                measured = [BucketMetrics(spans, b.report, b.state) for spans, b in metrics]
-                policy.observe(self.step, self._metrics.observe(measured), moments)
-                observers.exchanged(self.step, buckets, exchanged.spans)
-            self.ccr.end_step(
-                self.step, moments.waited_s, policy, self._pipeline.begin, self._engine.rank, self.layouts
-            )
-            if policy.count_step():
-                self._end_epoch(self.step + 1)
-            if exchanged.finite and policy.adds_results:
-                for bucket in buckets:
-                    bucket.add_result()
-            held = [name for bucket in buckets for name in bucket.scheme.unsent(bucket.layout)]
-            # A step without any gradient is an error of torch's GradScaler: one parameter keeps its zeros.
-            self.unsent = frozenset(held[1:] if len(held) == len(self._parameters) else held)
-            travelled = [(bucket.layout, bucket.decision) for bucket in buckets]
-            for bucket in buckets:
-                bucket.forget()
-            for number, decision in self._later.items():
-                self._exchanges[number].decide(decision)
-            self._cut_anew, self._later = False, {}
-            self.follow(self.step + 1)
+            exchanged, given_up = self._finish(gives_up)
+            self._show(exchanged, given_up, start_s)
+            travelled = self._settle(exchanged)
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
             if isinstance(error, ReplicaError):
                 self._pipeline.refuse(error)
             self.fail(error)
-            for bucket, state in self._committed:
-                if bucket.state is state:
-                    state.revert()
+            self._step.roll_back()
             raise
+        buckets, observers, known = self._step.buckets, self._observers, self.last_step
         if given_up and not self._engine.rank:
             tell_given_up(self.step)
         if not exchanged.finite and not given_up:
             observers.nonfinite(self.step, [buckets[place] for place in exchanged.nonfinite])
-        before = self.last_step.nonfinite_steps if self.last_step is not None else 0
-        self.last_step = StepReport.of(
-            exchanged, self.step, perf_counter() - start_s, self._dense_bytes(buckets), before
-        )
+        before = known.nonfinite_steps if known is not None else 0
+        dense_bytes = _dense_bytes(buckets, self._engine.world_size)
+        self.last_step = StepReport.of(exchanged, self.step, perf_counter() - start_s, dense_bytes, before)
         self._metrics.end_step(self.last_step, travelled)
         if observers.end_step(self.step, self._metrics):
             self.look()
@@ -549,9 +410,54 @@ class Session:
         if self._is_profiled:
             assert self.profiling is not None
             self.profiling.end_step(self._pipeline.begin)
-        self._begun_s, self._returned_s, self._committed = None, perf_counter(), []
-        self._last, self._given = self._given, None
+        self._step.end()
         return self.last_step
+
+    def _finish(self, gives_up: bool) -> tuple[Exchanged, bool]:
+        """Wait for all buckets, and commit. Return whether the step is given up on all ranks."""
+        assert self.policy is not None
+        self.policy.launched(self.step)
+        exchanged = self._pipeline.finish()
+        with located(f"rank {self._engine.job_rank}, step {self.step}"), received():
+            native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
+        given_up = self.may_give_up and not exchanged.finite and self._is_given_up(gives_up)
+        self._step.commit(exchanged)
+        self._check_replicas()
+        return exchanged, given_up
+
+    def _show(self, exchanged: Exchanged, given_up: bool, start_s: float) -> None:
+        """Let the policy, and all who watch, see what a step was like. `start_s`: when the front end began to wait."""
+        policy, observers, step, buckets = self.policy, self._observers, self._step, self._step.buckets
+        assert policy is not None
+        begun_s, held_back = min(step.begun_s or start_s, start_s), self.holds_back
+        moments = StepMoments(step.returned_s, begun_s, start_s, perf_counter(), held_back)
+        observers.trace(self.step, buckets, exchanged.spans, moments)
+        if self._cut_anew or given_up or not step.is_of_all:
+            policy.resume()  # it knows nothing of how this step travelled
+        else:
+            metrics = zip(exchanged.spans, buckets, strict=True)
+            measured = [BucketMetrics(spans, b.report, b.state) for spans, b in metrics]
+            policy.observe(self.step, self._metrics.observe(measured), moments)
+            observers.exchanged(self.step, buckets, exchanged.spans)
+        self.ccr.end_step(self.step, moments.waited_s, policy, self._pipeline.begin, self._engine.rank, self.layouts)
+
+    def _settle(self, exchanged: Exchanged) -> list[tuple[Layout, Decision]]:
+        """Let buckets travel as the policy says from the next step on. Return how they have travelled."""
+        policy, buckets = self.policy, self._step.buckets
+        assert policy is not None
+        if policy.count_step():
+            self._end_epoch(self.step + 1)
+        if exchanged.finite and policy.adds_results:
+            for bucket in buckets:
+                bucket.add_result()
+        held = [name for bucket in buckets for name in bucket.scheme.unsent(bucket.layout)]
+        # A step without any gradient is an error of torch's GradScaler: one parameter keeps its zeros.
+        self.unsent = frozenset(held[1:] if len(held) == len(self.parameters) else held)
+        travelled = [(bucket.layout, bucket.decision) for bucket in buckets]
+        self._step.release()
+        self._cut_anew = False
+        self.follow(self.step + 1)
+        return travelled
 
     def metrics(self) -> dict[str, float]:
         """Return the figures of the last step by name; none before the first."""
@@ -559,7 +465,7 @@ class Session:
 
     def look(self) -> None:
         """Measure the relative error of the coming step, between two steps; nothing is communicated."""
-        self._metrics.look(self._exchanges)
+        self._metrics.look(self.buckets.every)
 
     def gather_figures(self, figures: Sequence[float], what: str = "figures of the program") -> list[list[float]]:
         """Return the figures of all ranks, which bring as many; between two steps. Collective.
@@ -569,17 +475,11 @@ class Session:
         Raises UsageError before the first step, when ranks have not met; ConfigError where figures are no numbers, and
         on all ranks alike where one brings more than another.
         """
-        try:
-            mine = [float(figure) for figure in figures]
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"figures must be numbers: {error}") from None
+        mine = gathering.numbers(figures)
         if self.policy is None:
             raise UsageError("ranks have not met before their first step: call it after that")
-        ranks = self._pipeline.begin(partial(_gathered, mine), f"step {self.step}, {what}")()
-        if len({len(rank) for rank in ranks}) > 1:
-            raise ConfigError(
-                f"ranks bring {', '.join(str(len(rank)) for rank in ranks)} figures: bring as many on each"
-            )
+        ranks = self._pipeline.begin(partial(gathering.gathered, mine), f"step {self.step}, {what}")()
+        gathering.require_as_many(ranks)
         return ranks
 
     def gather(self, value: Any) -> list[Any] | None:
@@ -587,7 +487,7 @@ class Session:
 
         Raises CommunicationError, which names the ranks that have not come.
         """
-        return self._pipeline.begin(partial(_gather, value), f"step {self.step}, what is saved")()
+        return self._pipeline.begin(partial(gathering.on_first, value), f"step {self.step}, what is saved")()
 
     def end_epoch(self) -> None:
         """The program says that an epoch is over, between two steps; of a policy that counts epochs it does nothing.
@@ -600,27 +500,29 @@ class Session:
 
     def _end_epoch(self, step: int) -> None:
         assert self.policy is not None
-        states, unit = [bucket.state for bucket in self._exchanges], self.loss_scale.scale or 1.0
+        states, unit = [bucket.state for bucket in self.buckets.every], self.loss_scale.scale or 1.0
         self.policy.end_epoch(step, self.learning_rates(), states, unit, self._pipeline.begin)
         for state in states:
             state.keep(RESULT_SUM)
 
     @property
-    def _allocates_sum(self) -> bool:
+    def allocates_sum(self) -> bool:
+        """Whether the results of steps are summed, in what buckets remember."""
         return self._request.policy is not None and self._request.policy.allocates_sum
 
     def follow(self, step: int) -> None:
         """Let buckets travel as the policy says, from step `step` on; between two steps."""
         assert self.policy is not None
+        every = self.buckets.every
         for number, decision in self.policy.decide(step).items():
-            self._exchanges[number].decide(decision)
+            every[number].decide(decision)
         for number in self.policy.dropped(step):
-            self._exchanges[number].drop()
+            every[number].drop()
         self._share()
         probes = self.policy.probes(step)
-        for number, bucket in enumerate(self._exchanges):
+        for number, bucket in enumerate(every):
             bucket.probe = probes.get(number, Probe())
-        self._observers.decided(self.step, self._exchanges, self.policy)
+        self._observers.decided(self.step, every, self.policy)
 
     def refuse_after_failure(self) -> None:
         """Raise CommunicationError, with the words of the first failure, where an error has ended all exchanges."""
@@ -646,27 +548,12 @@ class Session:
                 if written is not None:
                     closing.callback(written.close)
 
-    def _commit(self, exchanged: Exchanged) -> None:
-        """Keep what buckets remember, unless the step was not finite; end_step() takes it back after an error."""
-        self._results, self._committed_scale = {}, self.loss_scale.scale
-        for bucket, outcome in zip(self._of_step, exchanged.outcomes, strict=True):
-            if exchanged.finite:
-                bucket.commit()
-                self._committed.append((bucket, bucket.state))
-            else:
-                bucket.state.discard()
-            bucket.report, result = outcome.report, outcome.result
-            if result is not None:
-                self._results[bucket.number] = result
-                made = (result._indices(), result._values()) if bucket.layout.sparse else (result,)
-                bucket.lane.wait_output(*made)
-
     def _is_given_up(self, mine: bool) -> bool:
         """Some gradients were not finite: return whether all ranks give the step up. Collective.
 
         Raises CommunicationError where some do, on all ranks.
         """
-        figures = self._pipeline.begin(partial(_gathered, [mine]), f"step {self.step}, who gives it up")()
+        figures = self._pipeline.begin(partial(gathering.gathered, [mine]), f"step {self.step}, who gives it up")()
         ranks = [str(rank) for rank, (gives_up,) in zip(self._engine.ranks, figures, strict=True) if gives_up]
         if 0 < len(ranks) < len(figures):
             error = CommunicationError(
@@ -681,42 +568,16 @@ class Session:
     def _check_replicas(self) -> None:
         if self.replicas is None or self._is_profiled or self._engine.world_size == 1:
             return
-        if not all(each.scheme.averages for each in self._exchanges):
+        if not all(each.scheme.averages for each in self.buckets.every):
             return
-        results = [(each.layout, each.flat) for each in self._of_step if each.flat is not None]
+        results = [(each.layout, each.flat) for each in self._step.buckets if each.flat is not None]
         self.replicas.end_step(self.step, results, self._pipeline.begin)
 
-    @property
-    def _of_step(self) -> Sequence[SessionBucket]:
-        """The buckets that this step exchanges."""
-        return self._named(self._given)
 
-    def _named(self, numbers: Sequence[int] | None) -> Sequence[SessionBucket]:
-        """Return these buckets; all, if none are named."""
-        return self._exchanges if numbers is None else [self._exchanges[number] for number in numbers]
-
-    def _dense_bytes(self, buckets: Sequence[SessionBucket]) -> int:
-        """What uncompressed exchanges of all gradients that are not sparse would send."""
-        size = self._engine.world_size
-        found = [(e.scheme.replaces, e.layout.nbytes) for e in buckets if not e.layout.sparse]
-        return sum(getattr(wire, verb)(nbytes, size) for verb, nbytes in found)
-
-
-def _gathered(figures: Sequence[float], engine: Engine) -> list[list[float]]:
-    with engine.aside():
-        return engine.allgather_json(figures)
-
-
-def _gather(value: Any, engine: Engine) -> list[Any] | None:
-    mine, control = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8), engine.control
-    parts: Sequence[torch.Tensor] | None
-    with engine.aside():
-        if "gather" in control.capabilities.verbs:
-            parts = control.gather(mine, 0)
-        else:  # Horovod's engine
-            every = control.allgather(mine)
-            parts = every if control.rank == 0 else None
-    return None if parts is None else [pickle.loads(part.numpy().data) for part in parts]
+def _dense_bytes(buckets: Sequence[SessionBucket], world_size: int) -> int:
+    """Return what uncompressed exchanges of all gradients that are not sparse would send."""
+    found = [(each.scheme.replaces, each.layout.nbytes) for each in buckets if not each.layout.sparse]
+    return sum(getattr(wire, verb)(nbytes, world_size) for verb, nbytes in found)
 
 
 def _as_rows(layout: Layout) -> Decision:

@@ -117,7 +117,7 @@ def test_what_was_left_is_sent_when_a_bucket_goes_without_compression() -> None:
             first = flat_gradient(parameters) if step == 0 else first
             with optimizer.skip_synchronize():
                 optimizer.step()
-            for bucket in optimizer._reducer.session._exchanges:
+            for bucket in optimizer._reducer.session.buckets.every:
                 bucket.decide(Decision(Cast(), paths.Path("dense")))
         gave = sum(given(parameters, engine.rank, step) for step in range(2))
         return first + flat_gradient(parameters), gave, flat_residual(optimizer, parameters)

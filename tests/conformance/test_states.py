@@ -126,7 +126,7 @@ def test_a_decision_that_changes_by_its_reason_changes_nothing() -> None:
     def body(engine: InProcessEngine) -> None:
         parameters, optimizer = on_engine(engine, REQUEST)
         train(optimizer, parameters, engine.rank, range(2))
-        before, buckets = kept(optimizer), optimizer._reducer.session._exchanges
+        before, buckets = kept(optimizer), optimizer._reducer.session.buckets.every
         for bucket in buckets:
             scheme, decision = bucket.scheme, replace(bucket.decision, reason="told anew")
             assert decision == bucket.decision

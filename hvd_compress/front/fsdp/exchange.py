@@ -185,7 +185,7 @@ class GradientExchange:
         trained = [group.trained for group in self._every]
         if trained == [group.shards for group in self._every]:
             return
-        if self.scatters and self.session.error_feedback:
+        if self.scatters and self.session.compressor.error_feedback:
             raise UnsupportedError(
                 "layers were frozen or unfrozen, and feedback=True remembers modules as a whole: freeze them before "
                 "compress(), or leave feedback out"

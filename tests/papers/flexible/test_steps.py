@@ -176,7 +176,7 @@ def test_what_kernels_take_is_noted_of_what_a_step_travelled_by() -> None:
             optimizer.zero_grad()
             backward(parameters, engine.rank, step)
             optimizer.step()
-            for number, d in enumerate(optimizer._reducer.session._exchanges):
+            for number, d in enumerate(optimizer._reducer.session.buckets.every):
                 used.setdefault(number, []).append((d.decision.scheme, d.decision.ratio))
             if step == 0:
                 first = {each.scheme for each in of(optimizer).decisions.values()}

@@ -30,7 +30,7 @@ def test_the_allocator_is_told_of_every_stream_that_uses_memory_of_another() -> 
     parameters, optimizer = on_engine(alone(), REQUESTS["topk-star"], lanes=PlayedLanes(StagedLane, streams))
     backward(parameters, 0, 0)
     optimizer.step()
-    for bucket in optimizer._reducer.session._exchanges:
+    for bucket in optimizer._reducer.session.buckets.every:
         assert bucket.state.residual is not None
         for tensor in (bucket.flat, bucket.state.residual.current, bucket.state.residual.pending):
             assert {stream.name for kept, stream in streams.kept if kept is tensor} == {"outbound", "inbound"}

@@ -74,7 +74,7 @@ def test_a_rank_on_another_device_is_found_in_the_handshake() -> None:
         place = "cpu" if engine.rank == 0 else "cuda 0"
         parameters, optimizer = on_engine(engine, REQUESTS["dense"])
         session = optimizer._reducer.session
-        session._parameters = {name: replace(slot, place=place) for name, slot in session._parameters.items()}
+        session.parameters = {name: replace(slot, place=place) for name, slot in session.parameters.items()}
         backward(parameters, engine.rank, 0)
         with pytest.raises(ConfigError, match=r"rank 0 has 'first.weight: .*32' where rank 1 has .* on cuda 0'"):
             optimizer.step()

@@ -15,7 +15,7 @@ from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import CommunicationError, ConfigError, PayloadError, UnsupportedError, UsageError
 from hvd_compress.front.optimizer.reducer import ReduceOptions
 from hvd_compress.request.request import Request
-from hvd_compress.session import session
+from hvd_compress.session import opening
 from hvd_compress.session.handshake import Offer
 from hvd_compress.settings import Settings
 from tests.harness import REQUESTS, alone, backward, make_optimizer, make_parameters, on_engine, remembered
@@ -46,8 +46,8 @@ def test_different_settings_are_found_in_the_first_step() -> None:
 def test_another_version_of_the_package_is_found_in_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank chooses by itself what to launch, by rules that change from version to version."""
     seen: list[Offer] = []
-    compare = session.agree
-    monkeypatch.setattr(session, "agree", lambda engine, offer: (seen.append(offer), compare(engine, offer))[1])
+    compare = opening.agree
+    monkeypatch.setattr(opening, "agree", lambda engine, offer: (seen.append(offer), compare(engine, offer))[1])
 
     def body(engine: InProcessEngine) -> None:
         parameters, optimizer = on_engine(engine, DENSE, settings=Settings(600, 60, adapt=True, calibration_s=0.0))

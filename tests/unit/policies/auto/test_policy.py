@@ -93,7 +93,7 @@ def test_nothing_is_compressed_where_nothing_is_waited_for() -> None:
         session = optimizer._reducer.session
         sent = train(engine, parameters, optimizer, range(STEPS))
         kept = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
-        exchanges = [bucket.state.residual for bucket in session._exchanges]
+        exchanges = [bucket.state.residual for bucket in session.buckets.every]
         return sent[-1], not kept and exchanges == [None] * len(exchanges)
 
     first, *others = run_ranks(2, body)

@@ -1,0 +1,119 @@
+"""How ranks meet: what each brings to the handshake, and what the policy is told of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hvd_compress import __version__
+from hvd_compress.buckets.plan import Slot
+from hvd_compress.engines.base import Engine
+from hvd_compress.policies import DecisionPolicy, policy_for
+from hvd_compress.request.request import Request
+from hvd_compress.session.handshake import Agreement, Offer, agree
+from hvd_compress.session.notices import tell_other_choice
+from hvd_compress.session.profiling import CcrMeasurement, Profiling
+from hvd_compress.settings import Settings
+
+
+@dataclass(frozen=True)
+class Resuming:
+    """With what a rank goes on.
+
+    Attributes:
+        step: the coming one.
+        cuts: names by bucket, as a checkpoint has them; empty without one.
+        choice: of the policy, then.
+        is_again: whether ranks have met before, and must not be a step apart.
+    """
+
+    step: int
+    cuts: tuple[tuple[str, ...], ...] = ()
+    choice: str = ""
+    is_again: bool = False
+
+
+@dataclass(frozen=True)
+class Met:
+    """What came of it, the same on all ranks.
+
+    Attributes:
+        goes_on: whether the policy goes on with what another process has chosen.
+    """
+
+    agreement: Agreement
+    policy: DecisionPolicy
+    goes_on: bool
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What is the same in all meetings of a session.
+
+    Attributes:
+        order: names in the order in which gradients became ready; that of rank 0 counts.
+        sparse: names of those whose gradient was sparse here.
+        options: of the front end, compared between ranks.
+        by_rows: whether sparse gradients will travel by their rows.
+    """
+
+    request: Request
+    settings: Settings
+    parameters: Mapping[str, Slot]
+    order: Sequence[str]
+    sparse: Sequence[str]
+    options: str
+    by_rows: bool
+
+    def meet(self, engine: Engine, resuming: Resuming, profiling: Profiling | None, ccr: CcrMeasurement) -> Met:
+        """Shake hands, and prepare the policy. Collective, in the engine's thread.
+
+        Raises:
+            ConfigError, UnsupportedError: ranks differ, or the engine cannot do what all have asked for; on every rank
+                alike.
+        """
+        engine.tracks_asked = self.settings.in_flight
+        policy = policy_for(self.request, self.settings, engine.world_size)
+        words = self._words(engine, policy, resuming, profiling, ccr)
+        described = [slot.describe(name) for name, slot in self.parameters.items()]
+        obstacle = self.settings.obstacle(engine.rank)
+        with engine.aside():  # the handshake belongs to no step
+            resumes = repr((resuming.cuts, resuming.choice)) if resuming.cuts or resuming.choice else ""
+            offer = Offer(words, described, self.order, self.sparse, resuming.step, obstacle, resumes, resuming.choice)
+            agreement = agree(engine, offer)
+        policy.ccr_obstacle = ccr.obstacle
+        engine.locate()
+        if profiling is not None:
+            profiling.prepare(engine)
+        goes_on = bool(agreement.choice) and policy.go_on(agreement.choice)
+        if agreement.choice and not goes_on and engine.rank == 0 and engine.world_size > 1:
+            tell_other_choice(agreement.choice)
+        rows = set(agreement.sparse) if self.by_rows else set()
+        policy.prepare(engine, [slot.layout(name, sparse=name in rows) for name, slot in self.parameters.items()])
+        return Met(agreement, policy, goes_on)
+
+    def _words(
+        self,
+        engine: Engine,
+        policy: DecisionPolicy,
+        resuming: Resuming,
+        profiling: Profiling | None,
+        ccr: CcrMeasurement,
+    ) -> dict[str, str]:
+        """Return what must be equal on all ranks."""
+        settings = self.settings
+        return {
+            "the version of hvd_compress": __version__,
+            "compression": repr(self.request),
+            "options": self.options,
+            "memory that the engine takes": " and ".join(engine.capabilities.devices),
+            "HOROVOD_FUSION_THRESHOLD": f"{settings.fusion_threshold_bytes}{' by default' * settings.cuts}",
+            "HVD_COMPRESS_ADAPT": str(int(settings.adapt)),
+            "HVD_COMPRESS_CALIBRATION_S": str(settings.calibration_s),  # says what is measured
+            "HVD_COMPRESS_CHECK_EVERY": str(settings.check_every),
+            "HVD_COMPRESS_IN_FLIGHT": str(settings.in_flight or "auto"),
+            **({"the step to go on with": str(resuming.step)} if resuming.is_again else {}),
+            **(profiling.fingerprint() if profiling is not None else {}),
+            **ccr.fingerprint(),
+            **({"what keeps a CCR from being profiled": ccr.obstacle} if policy.profiles_ccr else {}),
+        }
