@@ -30,7 +30,7 @@ class Event:
     Attributes:
         step: after which it happened.
         kind: "choice" (how a bucket travels from then on), "window" (what its exchanges took), "metrics" (what a step
-            was like, as hvd_compress.metrics() says); "network" (another one
+            was like, as Handle.metrics() says); "network" (another one
             was noticed, and measured), "ccr" (what a backward pass can hide was profiled), "root" (STAR or VAR was
             chosen); of Compression.flexible() "ratio" (chosen, perhaps the one before) or "rollout" (steps with a ratio
             that were taken back).

@@ -25,7 +25,7 @@ FLUSH_S = 10
 class TensorBoard:
     """Writes each event of a history to a folder: a tag for each figure and bucket.
 
-    `hvd_compress/wait_s` and all else that hvd_compress.metrics() says; `bucket 0/ratio`, `bucket 0/measured_s`, ...;
+    `hvd_compress/wait_s` and all else that Handle.metrics() says; `bucket 0/ratio`, `bucket 0/measured_s`, ...;
     and under Text `bucket 0/choice`, `network/network` and so on, with the reason. A rollout was taken back, and is
     left out. A ratio that is chosen, and what it is expected to gain, are not what is sent: they have tags of their
     own, `chosen_ratio` and `expected_gain`.

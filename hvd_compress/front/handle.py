@@ -1,4 +1,4 @@
-"""What is asked of a compressed training, and told to it: one handle for every front end."""
+"""What a program asks of a compressed training, and says to it: one handle for every front end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hvd_compress.settings import DEFAULT_CCR_STEPS, MOST_STEPS, Settings
 
 
 class Handle:
-    """What `hvd_compress.of()` returns: a compressed training, to be asked and told.
+    """What `hvd_compress.of()` returns: all there is to ask of a compressed training, and to say to it.
 
     Attributes:
         parameters: those whose gradients are exchanged, by name.
@@ -126,8 +126,9 @@ class Handle:
         Nothing is communicated, and all ranks would write the same: call it on one.
 
         Raises:
-            UsageError: before the first exchange, on a rank that exchanges nothing, or where buckets are skipped in the
-                coming step, as with Compression.covap(), or the compressor is the user's own.
+            UsageError: before the first exchange, while something is still tried, on a rank that exchanges nothing, or
+                where buckets are skipped in the coming step, as with Compression.covap(), or the compressor is the
+                user's own.
             UnsupportedError: under FSDP2, whose buckets no plan names.
             PlanError: the file cannot be written.
         """

@@ -17,14 +17,15 @@ def register(known: Callable[[Any], Handle | None]) -> None:
 
 
 def of(trained: Any) -> Handle:
-    """Return what is asked of a compressed training, and told to it, as `hvd_compress.of`."""
+    """Return the handle of a compressed training, as `hvd_compress.of`."""
     for known in _front_ends:
         if (handle := known(trained)) is not None:
             return handle
     raise UsageError(
         f"this {type(trained).__name__} is not compressed: pass the model that compress() was called for (of FSDP2 the "
         "root module, in Lightning trainer.strategy.model during fit(), in transformers trainer.model_wrapped), or the "
-        "optimizer that DistributedOptimizer() has returned"
+        "optimizer that DistributedOptimizer() has returned. With Compression.none or fp16 of hvd_compress.torch that "
+        "is Horovod's own: take dense() or half()"
     )
 
 
