@@ -26,6 +26,8 @@ class Guest:
         commands: of `hvd-compress`, with what each does; "plan make" is the command `make` of `plan`.
         compressions: functions of `Compression`; each is in "module:class".
         names: of `hvd_compress.torch` and `hvd_compress.ddp`; each is "module:name".
+        compressors: by the names that plans use; each is "module:class". The functions of `Compression` of a guest that
+            has some name one each.
         schemes: by what the names of their paths have in them, and no other scheme's; each is "module:class".
         earlier: modules of this package that earlier versions had, and states that they pickled name; each with the
             guest's module that has their classes now.
@@ -36,6 +38,7 @@ class Guest:
     schemes: Mapping[str, str] = field(default_factory=dict)
     compressions: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    compressors: Mapping[str, str] = field(default_factory=dict)
     earlier: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -52,10 +55,27 @@ class Guest:
         return getattr(self.imported(module), name)
 
     @property
+    def classes(self) -> Mapping[str, str]:
+        """Of compressors, by their names; each is "module:class"."""
+        return {place.partition(":")[2]: place for place in self.compressors.values()}
+
+    @property
     def missing(self) -> str:
         """What is said where it would be needed and is not here."""
         return f"comes with hvd_compress/{self.folder}, which is not part of this installation"
 
+
+FAMILY = {
+    "mstopk": "MSTopK",
+    "dgc": "DGC",
+    "randomk": "RandomK",
+    "threshold": "Threshold",
+    "sidco": "SIDCo",
+    "qsgd": "QSGD",
+    "atomo": "ATOMO",
+    "signsgd": "SignSGD",
+}
+"""Compressors of the literature, each in a module of its name, with a function of `Compression`."""
 
 GUESTS = (
     Guest(
@@ -79,6 +99,12 @@ GUESTS = (
             "bench planner": "Time the planner, next to the times of Espresso's paper.",
         },
         {"@": "by_option:ByOption"},
+    ),
+    Guest(
+        "papers/family",
+        compressions=dict.fromkeys((*FAMILY, "terngrad"), "compressions:Family"),
+        compressors={name: f"{name}:{kind}" for name, kind in FAMILY.items()},
+        earlier={f"compressors.{name}": name for name in (*FAMILY, "tails")},
     ),
     Guest(
         "papers/flexible",
@@ -130,6 +156,30 @@ def compressions() -> list[str]:
     return [name for guest in GUESTS if guest.is_here for name in guest.compressions]
 
 
+def choosing() -> list[str]:
+    """Return those of them that name no compressor."""
+    return [name for guest in GUESTS if guest.is_here and not guest.compressors for name in guest.compressions]
+
+
+def compressors() -> list[str]:
+    """Return the names that plans use of the compressors of guests that are here."""
+    return [name for guest in GUESTS if guest.is_here for name in guest.compressors]
+
+
+def compressor(name: str) -> Any:
+    """Return the class of a guest's compressor, by the name that plans use; None where no guest has it.
+
+    Raises:
+        ConfigError: the guest that has it is not here.
+    """
+    for guest in GUESTS:
+        if name in guest.compressors:
+            if not guest.is_here:
+                raise ConfigError(f"compressor {name!r} {guest.missing}")
+            return guest.named(guest.compressors[name])
+    return None
+
+
 def compression(name: str) -> Any:
     """Return a function of `Compression` that a guest brings; None where none does.
 
@@ -144,19 +194,23 @@ def compression(name: str) -> Any:
     return None
 
 
-def attribute(module: str, name: str) -> Any:
-    """Return a name of a public module that a guest brings. Raises AttributeError where none does that is here."""
+def attribute(module: str, name: str, among: str = "names") -> Any:
+    """Return a name of a public module that a guest brings. Raises AttributeError where none does that is here.
+
+    Args:
+        among: "names" of front ends, or "classes" of compressors.
+    """
     for guest in GUESTS:
-        if name in guest.names:
+        if name in (places := getattr(guest, among)):
             if guest.is_here:
-                return guest.named(guest.names[name])
+                return guest.named(places[name])
             raise AttributeError(f"{module}.{name} {guest.missing}")
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
-def offered(names: Sequence[str]) -> list[str]:
-    """Return names of a public module without those of guests that are not here."""
-    gone = {name for guest in GUESTS if not guest.is_here for name in guest.names}
+def offered(names: Sequence[str], among: str = "names") -> list[str]:
+    """Return names of a public module without those of guests that are not here; `among` as attribute()."""
+    gone = {name for guest in GUESTS if not guest.is_here for name in getattr(guest, among)}
     return [name for name in names if name not in gone]
 
 

@@ -3,8 +3,9 @@
     python -m tests.digests in-process                                       # prints JSON
     mpirun -np 3 --map-by :OVERSUBSCRIBE --bind-to none python -m tests.digests mpi horovod
 
-digests.json holds both outputs. Gradients are whole numbers over 2^24 and the learning rate is a power of two, so that
-no result depends on how a machine adds products, draws normal numbers or sums in vectors.
+digests.json holds both outputs, but for what guests bring, each in a file of its own. Gradients are whole numbers over
+2^24 and the learning rate is a power of two, so that no result depends on how a machine adds products, draws normal
+numbers or sums in vectors.
 """
 
 from __future__ import annotations
@@ -20,22 +21,17 @@ from typing import Any
 import torch
 
 from hvd_compress.compressors import (
-    DGC,
-    QSGD,
     BlockQuantizer,
     Cast,
     CompressedMomentum,
     EFSign,
-    MSTopK,
     Natural,
     OkTopk,
     OneBit,
-    RandomK,
-    SignSGD,
-    Threshold,
     TopK,
 )
 from hvd_compress.request.request import Request
+from tests.brought import brought
 from tests.harness import SHAPES, hash_name
 
 STEPS = 20
@@ -54,19 +50,12 @@ REQUESTS = {
     **{f"topk-var{'-' * bool(a)}{a}": Request(TopK(0.05), "var", a or "auto") for a in ("", "recursive_doubling")},
     "lwtopk-var": Request(TopK(0.05, layerwise=True), "var"),
     "topk-artopk": Request(TopK(0.05), "artopk"),
-    "mstopk": Request(MSTopK(0.05), "allgather"),
-    "dgc": Request(DGC(0.05)),
-    "threshold": Request(Threshold(0.5)),
-    "randomk": Request(RandomK(0.05), "allreduce"),
-    "randomk-unbiased": Request(RandomK(0.05, error_feedback=False), "allgather"),
     "efsign": Request(EFSign()),
     "efsign-bucket": Request(EFSign(layerwise=False)),
-    "qsgd": Request(QSGD(4, "max")),
     "int8": Request(BlockQuantizer(8), "alltoall-allgather"),
     "int4": Request(BlockQuantizer(4), "allgather"),
     "int4-stochastic": Request(BlockQuantizer(4, stochastic=True), "alltoall-allgather"),
     "int2": Request(BlockQuantizer(2, 128), "alltoall-allgather"),
-    "signsgd": Request(SignSGD(), "alltoall-allgather"),
     "onebit": Request(OneBit(128), "alltoall-allgather"),
     "natural": Request(Natural(), "allgather"),
     "star-delta": Request(TopK(0.05, index_coding="delta"), "star"),
@@ -76,6 +65,7 @@ REQUESTS = {
     "fp16": Request(Cast(torch.float16)),
     "bf16": Request(Cast(torch.bfloat16)),
     **{f"dense-{a}": Request(Cast(), "auto", a) for a in ("auto", *TREES, "recursive_doubling", "rabenseifner")},
+    **dict(brought("DIGESTS")),
 }
 """Every compressor with every scheme that carries it, but for those whose products or fits are torch's
 or the C library's (PowerSGD, ATOMO, DeMo, SIDCo), and schemes that heed hosts; of algorithms,
@@ -134,7 +124,11 @@ def cases() -> dict[str, tuple[Request, torch.dtype]]:
 
 def recorded() -> dict[str, dict[str, str]]:
     """By engine, then by case and number of ranks."""
-    return json.loads(FILE.read_text())
+    found: dict[str, dict[str, str]] = {}
+    for file in (FILE, *brought("DIGEST_FILES")):
+        for engine, digests in json.loads(file.read_text()).items():
+            found[engine] = found.get(engine, {}) | digests
+    return found
 
 
 def in_process(request: Request, dtype: torch.dtype, size: int) -> str:

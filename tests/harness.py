@@ -11,9 +11,6 @@ import torch
 
 from hvd_compress import schemes
 from hvd_compress.compressors import (
-    ATOMO,
-    DGC,
-    QSGD,
     BlockQuantizer,
     Cast,
     CompressedMomentum,
@@ -21,15 +18,10 @@ from hvd_compress.compressors import (
     DeMo,
     DenseMomentum,
     EFSign,
-    MSTopK,
     Natural,
     OkTopk,
     OneBit,
     PowerSGD,
-    RandomK,
-    SIDCo,
-    SignSGD,
-    Threshold,
     TopK,
 )
 from hvd_compress.devices import Lanes
@@ -44,6 +36,7 @@ from hvd_compress.policies.plan_schema import Plan, Treatment
 from hvd_compress.policies.plan_settings import settings_of
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
+from tests.brought import brought
 
 SHAPES = {"first.weight": (7, 13), "first.bias": (7,), "odd": (1,), "second.weight": (40, 9), "second.bias": (40,)}
 """Parameters whose sizes fit no round number, one of them with a single element."""
@@ -52,39 +45,23 @@ COMPRESSORS: dict[str, Compressor] = {
     "topk": TopK(0.05),
     "lwtopk": TopK(0.05, layerwise=True),
     "topk-all": TopK(1.0),
-    "mstopk": MSTopK(0.05),
-    "dgc": DGC(0.05),
-    "dgc-plain": DGC(0.05, momentum=0.0),
-    "threshold": Threshold(1.5),
-    "randomk": RandomK(0.05),
-    "randomk-unbiased": RandomK(0.05, error_feedback=False),
     "efsign": EFSign(),
     "efsign-bucket": EFSign(layerwise=False),
-    "qsgd": QSGD(4),
-    "terngrad": QSGD(2, "max", clip=2.5),
     "powersgd": PowerSGD(2),
     "int8": BlockQuantizer(8),
     "int4": BlockQuantizer(4),
     "int4-stochastic": BlockQuantizer(4, stochastic=True),
     "int2": BlockQuantizer(2, 128),
-    "signsgd": SignSGD(),
     "onebit": OneBit(64),
     "onebit-magnitude": OneBit(64, means=1),
     "natural": Natural(),
     "natural-feedback": Natural(error_feedback=True),
     "half": Cast(torch.float16),
-    "qsgd-feedback": QSGD(8, "max", error_feedback=True),
     "powersgd-bf16": PowerSGD(2, factors="bf16"),
     "powersgd-int8": PowerSGD(2, factors="int8"),
-    "atomo": ATOMO(2),
     "topk-delta": TopK(0.05, index_coding="delta"),
     "topk-bf16": TopK(0.05, values="bf16"),
     "topk-int8-delta": TopK(0.05, values="int8", index_coding="delta"),
-    "mstopk-bf16-delta": MSTopK(0.05, values="bf16", index_coding="delta"),
-    "dgc-bf16": DGC(0.05, values="bf16"),
-    "threshold-int8-delta": Threshold(1.5, values="int8", index_coding="delta"),
-    "sidco": SIDCo(0.05),
-    "sidco-gamma-int8-delta": SIDCo(0.05, "gamma", values="int8", index_coding="delta"),
     "oktopk": OkTopk(0.05, threshold_steps=3, region_steps=2),
     "momentum": CompressedMomentum(0.9, BlockQuantizer(4)),
     "momentum-int8": CompressedMomentum(0.5, BlockQuantizer(8)),
@@ -93,6 +70,7 @@ COMPRESSORS: dict[str, Compressor] = {
     "demo": DeMo(4, 8),
     "bf16": Cast(torch.bfloat16),
     "dense": Cast(),
+    **dict(brought("COMPRESSORS")),
 }
 """The compressors of the conformance suite, with settings for buckets of some hundred elements. A line here, and all
 of the suite runs with every scheme that carries it (tests/conformance/cases.py)."""
@@ -100,14 +78,14 @@ of the suite runs with every scheme that carries it (tests/conformance/cases.py)
 FIRST_NAMES = tuple({type(compressor): name for name, compressor in reversed(COMPRESSORS.items())}.values())[::-1]
 """Of COMPRESSORS, the first of each class: what the first level of the tests takes."""
 
-BIASED = {"terngrad": "large elements are clipped", "signsgd": "a sign has no magnitude"}
+BIASED: dict[str, str] = dict(brought("BIASED"))
 """Of COMPRESSORS: those without error feedback that are not right on average, and why."""
 
 OTHER_FEEDBACK: dict[str, str] = {"demo": "the residual is a momentum that decays"}
 """Of COMPRESSORS: those with error feedback whose residual is not gradient + residual - transmitted, and why; what
 keeps a state in units of the gradient, such as a velocity, need not be named."""
 
-NEVER_ZERO: dict[str, str] = {"signsgd": "zeros vote by their place"}
+NEVER_ZERO: dict[str, str] = dict(brought("NEVER_ZERO"))
 """Of COMPRESSORS: those whose result is not zero where all gradients are, and why."""
 
 REQUESTS = {
@@ -119,14 +97,8 @@ REQUESTS = {
     "lwtopk-star": Request(TopK(0.05, layerwise=True), "star"),
     "topk-all": Request(TopK(1.0), "allgather"),
     "star-all": Request(TopK(1.0), "star"),
-    "mstopk-star": Request(MSTopK(0.05), "star"),
-    "dgc": Request(DGC(0.05)),
-    "threshold": Request(Threshold(1.5)),
-    "randomk": Request(RandomK(0.05), "allreduce"),
-    "randomk-allgather": Request(RandomK(0.05, error_feedback=False), "allgather"),
     "efsign": Request(EFSign()),
     "efsign-bucket": Request(EFSign(layerwise=False)),
-    "qsgd": Request(QSGD(4)),
     "powersgd": Request(PowerSGD(2)),
     "powersgd-allgather": Request(PowerSGD(2), "allgather"),
     "int8": Request(BlockQuantizer(8), "alltoall-allgather"),
@@ -145,6 +117,7 @@ REQUESTS = {
     "momentum": Request(CompressedMomentum(0.9, BlockQuantizer(4)), "alltoall-allgather"),
     "momentum-warmup": Request(CompressedMomentum(), policy=Warmup(DenseMomentum(), 2)),
     "dense": Request(Cast()),
+    **dict(brought("REQUESTS")),
 }
 """Requests that tests call by name; the conformance suite makes its own from COMPRESSORS."""
 

@@ -2,7 +2,7 @@
 
 Python needs what it imports (tools/imports.py). `from package import name` needs the module that defines the name: the
 package's `__init__.py`, which hands on what others define, is needed itself, and what it imports is not. So a change of
-mstopk.py does not select each test that imports TopK from the same package; whoever uses a package as a whole, or
+natural.py does not select each test that imports TopK from the same package; whoever uses a package as a whole, or
 COMPRESSORS, which names all, needs all.
 
 Tests also need the conftest.py of their folders. Tests, helpers, tools, examples and benchmarks need what their strings

@@ -39,9 +39,10 @@ if not TYPE_CHECKING:
 else:
     from hvd_compress.papers.accordion.compressions import Switching
     from hvd_compress.papers.covap.compressions import Filtering
+    from hvd_compress.papers.family.compressions import Family
     from hvd_compress.papers.flexible.compressions import TradingOff
 
-    class _OfGuests(Switching, Filtering, TradingOff):
+    class _OfGuests(Family, Switching, Filtering, TradingOff):
         """The same for type checkers and the reference."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_compress.compressors import ATOMO, PowerSGD
+from hvd_compress.compressors import PowerSGD
 from hvd_compress.request.request import Request
 
 
@@ -42,25 +42,3 @@ class LowRank:
             ConfigError: a value is out of range or unknown.
         """
         return Request(PowerSGD(rank, start_step, min_compression_rate, factors), scheme, engine=engine, device=device)
-
-    @staticmethod
-    def atomo(
-        rank: int = 4, *, seed: int = 0, scheme: str = "auto", engine: str = "auto", device: str = "auto"
-    ) -> Request:
-        """Send singular vectors of each matrix, drawn at random, right on average, without error feedback (Wang et al.
-        2018).
-
-        Each step decomposes each matrix, which is slow: it is a reference for powersgd(). Vectors, and matrices that
-        would not shrink to half, travel dense beside it.
-
-        Args:
-            rank: triplets of a singular value and its two vectors that are sent of a matrix, 1 or more: the budget of
-                the paper. More means less noise, and more bytes.
-            seed: of the random numbers.
-            scheme: "allgather", which is "auto", or one that runs by name alone, as topk().
-            engine, device: as topk().
-
-        Raises:
-            ConfigError: a value is out of range or unknown.
-        """
-        return Request(ATOMO(rank, seed), scheme, engine=engine, device=device)

@@ -16,7 +16,7 @@ from hvd_compress.request.request import Request
 
 NEEDED = {"tau": 1.0}
 """For arguments without a default; how many bits are sent does not depend on them."""
-OTHERS = ("auto", "plan", "per_bucket", "noop", "of", *guests.compressions())
+OTHERS = ("auto", "plan", "per_bucket", "noop", "of", *guests.choosing())
 """They choose among compressors or steps, or take one of the user's own."""
 OF_HOROVOD = {"fp16": "half", "none": "dense"}
 """Horovod's own, which a front end carries out; and what is the same of this package."""
@@ -25,7 +25,8 @@ OF_HOROVOD = {"fp16": "half", "none": "dense"}
 def names() -> list[str]:
     """Return the functions of `Compression` that name a compressor, in the order in which they are written."""
     parts = [vars(part).items() for part in Compression.__mro__]
-    return [n for part in parts for n, f in part if isinstance(f, staticmethod) and n not in OTHERS]
+    own = [name for part in parts for name, function in part if isinstance(function, staticmethod)]
+    return [name for name in (*own, *guests.compressions()) if name not in OTHERS]
 
 
 def request_of(name: str, given: Mapping[str, Any] = NEEDED) -> Request:
@@ -87,6 +88,7 @@ def _settings_by_function(name: str, given: Mapping[str, Any]) -> dict[str, Any]
     if name in OTHERS:
         raise ValueError(f"Compression.{name}() is none by itself: it chooses among them, or takes one")
     if name not in names():
+        guests.compression(name)  # of one that is not here it says so
         known = list(dict.fromkeys([*names(), *COMPRESSORS]))
         close = f"; did you mean {OF_HOROVOD[name]}?" if name in OF_HOROVOD else did_you_mean(name, known)
         raise ValueError(f"unknown compressor {name!r}" + (close or f"; known are {', '.join(known)}"))

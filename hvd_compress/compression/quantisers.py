@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_compress.compressors import QSGD, BlockQuantizer, EFSign, Natural, OneBit, SignSGD
+from hvd_compress.compressors import BlockQuantizer, EFSign, Natural, OneBit
 from hvd_compress.request.request import Request
 
 
@@ -22,24 +22,6 @@ class Quantisers:
             ConfigError: a value is unknown.
         """
         return Request(EFSign(layerwise), scheme, engine=engine, device=device)
-
-    @staticmethod
-    def signsgd(*, scheme: str = "auto", engine: str = "auto", device: str = "auto") -> Request:
-        """Send one bit an element; the result is +1 or -1, the sign that most ranks have (signSGD, Bernstein et al.).
-
-        There is neither a scale nor error feedback: the learning rate says how far each parameter moves in a step, and
-        must be far smaller than that of SGD. Whether ranks are averaged or summed makes no difference. What divides or
-        clips gradients after the exchange, as a torch.amp.GradScaler does, shrinks the signs. Zeros and ties become +1
-        and -1 in turn.
-
-        Args:
-            scheme: as int8(); with owners of shards it is one bit both ways.
-            engine, device: as topk().
-
-        Raises:
-            ConfigError: a value is unknown.
-        """
-        return Request(SignSGD(), scheme, engine=engine, device=device)
 
     @staticmethod
     def onebit(
@@ -85,60 +67,6 @@ class Quantisers:
             ConfigError: a value is out of range or unknown.
         """
         return Request(Natural(error_feedback, seed), scheme, engine=engine, device=device)
-
-    @staticmethod
-    def qsgd(
-        bits: int = 4,
-        norm: str = "l2",
-        *,
-        layerwise: bool = True,
-        error_feedback: bool = False,
-        seed: int = 0,
-        scheme: str = "auto",
-        engine: str = "auto",
-        device: str = "auto",
-    ) -> Request:
-        """Send 8, 4 or 2 bits an element, rounded at random, right on average, without error feedback (QSGD).
-
-        Many elements share a norm, so that most of them become 0: int8(stochastic=True) and int4(stochastic=True), with
-        a scale for each block of elements, lose less, and their sums are rounded again by owners of shards.
-
-        Args:
-            bits: of an element.
-            norm: what they are multiples of: the Euclidean norm, "l2", or the largest magnitude, "max".
-            layerwise: one norm for each parameter instead of one for the bucket.
-            error_feedback: remember what rounding loses; with 8 or 4 bits and norm="max", else it would grow.
-            seed: of the random numbers.
-            scheme, engine, device: as efsign().
-
-        Raises:
-            ConfigError: a value is out of range or unknown.
-        """
-        quantizer = QSGD(bits, norm, layerwise=layerwise, seed=seed, error_feedback=error_feedback)
-        return Request(quantizer, scheme, engine=engine, device=device)
-
-    @staticmethod
-    def terngrad(
-        *,
-        clip: float | None = 2.5,
-        seed: int = 0,
-        scheme: str = "auto",
-        engine: str = "auto",
-        device: str = "auto",
-    ) -> Request:
-        """Send -1, 0 or 1 an element and the largest magnitude of each parameter (Wen et al. 2017).
-
-        There is no error feedback. Rounding is random, and right on average; clipping is not.
-
-        Args:
-            clip: the bound of a magnitude, in standard deviations of its parameter; None clips none.
-            seed: of the random numbers.
-            scheme, engine, device: as efsign().
-
-        Raises:
-            ConfigError: a value is out of range or unknown.
-        """
-        return Request(QSGD(2, "max", clip, seed=seed), scheme, engine=engine, device=device)
 
     @staticmethod
     def int8(

@@ -74,9 +74,14 @@ def _dtype(word: Any) -> torch.dtype:
     return dtype
 
 
+def name_of(compressor: Compressor) -> str | None:
+    """Return the name that plans use for a compressor; None for one of the user's own."""
+    return next((name for name, kind in COMPRESSORS.items() if type(compressor) is kind), None)
+
+
 def settings_of(compressor: Compressor) -> dict[str, Any]:
     """Return the settings that `compressor_of` reads."""
-    name = next((name for name, kind in COMPRESSORS.items() if type(compressor) is kind), None)
+    name = name_of(compressor)
     if name is None:
         raise UsageError(
             f"a plan cannot hold {compressor}: it names {', '.join(COMPRESSORS)}, and no compressor of your own"

@@ -95,7 +95,7 @@ class Case:
         compression: what the program asks for.
         steps: before the checkpoint.
         tolerance: by how much results after the checkpoint may differ, relative to the largest; 0: not in a bit. It is
-            not 0 where torch computes matrix products (PowerSGD, DeMo), logarithms (SIDCo) or the step of OneBitAdam:
+            not 0 where torch computes matrix products (PowerSGD, DeMo) or the step of OneBitAdam:
             their last bits depend on vector instructions and the release of torch. What is remembered loads to the bit
             everywhere.
         adapts: whether the compression chooses while training.
@@ -129,9 +129,7 @@ DROP_IN = {
     "int4-scaled": Case(Compression.int4(scheme="alltoall-allgather"), scale=1024.0),
     "int8-stochastic": Case(Compression.int8(stochastic=True, scheme="allgather")),
     "topk": Case(Compression.topk(0.1, "star")),
-    "dgc": Case(Compression.dgc(0.1, 0.5)),
     "oktopk": Case(Compression.oktopk(0.1, "oktopk", threshold_steps=3, region_steps=2)),
-    "sidco": Case(Compression.sidco(0.1), tolerance=NEAR),
     "efsign": Case(Compression.efsign()),
     "onebit": Case(Compression.onebit(64, scheme="alltoall-allgather")),
     "powersgd": Case(Compression.powersgd(2, scheme="allreduce"), tolerance=NEAR),

@@ -45,7 +45,7 @@ DECODERS = [
     if scheme not in SUMMED and scheme in runnable(compressor, UNSPLIT)
 ]
 """(compressor, scheme): whatever unpacks what another rank has packed."""
-DECODERS += brought("DECODERS")
+DECODERS += [each for decoders in brought("DECODERS") for each in decoders(TABLE)]
 
 REQUANTIZERS = [name for name, compressor in TABLE.items() if isinstance(compressor, Requantizer)]
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from hvd_compress import of
-from hvd_compress.compressors import DGC, CompressedMomentum, Compressor
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import CompressedMomentum, Compressor
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.schedule import FeedbackSchedule
+from hvd_compress.feedback.states import GRADIENT_UNITS
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.request.request import Request
 from tests.brought import brought
@@ -47,6 +49,7 @@ REMEMBERING = {
     },
     **BROUGHT,
 }
+OF_GUESTS = [name for name in dict(brought("REQUESTS")) if name in REMEMBERING]
 """A momentum's residual is what is left of it, and not of the gradient."""
 NOTHING_LEFT = ("topk-all", "star-all")
 ALONE = ("efsign-within",)
@@ -72,11 +75,13 @@ def given(rank: int, step: int) -> torch.Tensor:
 
 
 def fed(compressor: Compressor, optimizer: ReducingOptimizer, rank: int, step: int) -> torch.Tensor:
-    """Return what the residual is added to: the gradient, or the velocity that DGC makes of it."""
+    """Return what the residual is added to: the gradient, or the velocity that a compressor such as DGC makes of it."""
     own = given(rank, step)
-    if not isinstance(compressor, DGC):
+    states = compressor.new_state(Layout.of(*SHAPES.values()), torch.device("cpu"))
+    kinds = [kind for kind, _ in states if kind.startswith(GRADIENT_UNITS) and kind.endswith(".velocity")]
+    if not kinds:
         return own
-    kept = remembered(optimizer.state_dict()["hvd_compress"])["states"].get("gradient:dgc.velocity", {})
+    kept = remembered(optimizer.state_dict()["hvd_compress"])["states"].get(kinds[0], {})
     velocity = [kept.get(n, torch.zeros(torch.Size(s).numel())).reshape(-1) for n, s in SHAPES.items()]
     return compressor.momentum * torch.cat(velocity) + own
 
@@ -140,7 +145,7 @@ def test_every_lane_gives_the_bits_of_the_cpu(name: str, kind: str) -> None:
             assert torch.equal(seen.after, again.after)
 
 
-@pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "efsign", "dgc", "powersgd", "int8", *BROUGHT])
+@pytest.mark.parametrize("name", ["topk-allgather", "topk-star", "efsign", "powersgd", "int8", *BROUGHT, *OF_GUESTS])
 def test_training_resumes_to_the_bit_before_the_coefficient_grows(name: str) -> None:
     """Saved after step 3 of 6; the coefficient is another one before, and another one after."""
 

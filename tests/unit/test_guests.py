@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hvd_compress import guests
+from hvd_compress import compressors, guests
 from hvd_compress.cli.main import main
 from hvd_compress.compression import Compression
+from hvd_compress.compression.named import compressor_named
+from hvd_compress.compressors import COMPRESSORS
 from hvd_compress.errors import ConfigError, UnknownCompressionError
 from hvd_compress.guests import GUESTS
 from tools.imports import imports_of
@@ -35,11 +37,14 @@ def is_of(file: Path, folder: str) -> bool:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_nothing_else_imports_a_guest(folder: str) -> None:
+    classes = next(guest.classes for guest in HERE if guest.folder == folder)
     inside = tuple(f"{place}.{folder.replace('/', '.')}" for place in ("hvd_compress", "tests"))
     for file in [*(ROOT / "hvd_compress").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
         if not is_of(file, folder) and not file.relative_to(ROOT).as_posix().startswith(OF_ALL):
             for each in imports_of(ast.parse(file.read_text())):
                 names = (each.module, f"{each.module}.{each.name}")
+                is_class = each.module == "hvd_compress.compressors" and each.name in classes
+                assert not is_class or any(is_of(file, guest) for guest in FOLDERS), file
                 assert not any(f"{name}.".startswith(f"{place}.") for name in names for place in inside), file
 
 
@@ -54,6 +59,9 @@ def test_the_table_names_what_is_there() -> None:
             assert getattr(Compression, name).__doc__
         for name in guest.names:
             assert guests.attribute("hvd_compress.ddp", name).__name__ == name
+        for name, place in guest.compressors.items():
+            assert place.endswith(f":{COMPRESSORS[name].__name__}")
+            assert getattr(compressors, COMPRESSORS[name].__name__) is COMPRESSORS[name]
         for mark, place in guest.schemes.items():
             assert guests.scheme(mark).__name__ == place.partition(":")[2]
         for earlier, now in guest.earlier.items():
@@ -91,7 +99,12 @@ MISSING = "import sys; sys.path.insert(0, ''); import alone; import tests.unit.t
 @pytest.mark.level2
 def test_the_core_does_without(tmp_path: Path) -> None:
     place = left(tmp_path / "left")
-    asked = json.dumps([[g.folder, list(g.commands.items()), list(g.compressions), list(g.earlier)] for g in HERE])
+    asked = json.dumps(
+        [
+            [g.folder, list(g.commands.items()), list(g.compressions), list(g.compressors.items()), list(g.earlier)]
+            for g in HERE
+        ]
+    )
     tests = ("-q", "-x", "-n", "2", "-p", "no:cacheprovider", "-p", "alone", "-m", "not level2", *CORE)
     for program, *words in ((RUN, *tests), (MISSING, asked)):
         call = [sys.executable, "-c", program, *words]
@@ -101,7 +114,7 @@ def test_the_core_does_without(tmp_path: Path) -> None:
 
 def assert_missing() -> None:
     """Where guests were removed, what they bring is not offered, and says what is missing where it is asked for."""
-    for folder, commands, compressions, earlier in json.loads(sys.argv[1]):
+    for folder, commands, compressions, named, earlier in json.loads(sys.argv[1]):
         said = f"comes with hvd_compress/{folder}, which is not part"
         for words, does in commands:
             *group, _ = words.split()
@@ -112,6 +125,13 @@ def assert_missing() -> None:
         for name in compressions:
             with pytest.raises(UnknownCompressionError, match=rf"Compression\.{name}\(\) {said}"):
                 getattr(Compression, name)
+        for name, place in named:
+            with pytest.raises(ConfigError, match=rf"'{name}' {said}"):
+                compressor_named(name)
+            with pytest.raises(AttributeError, match=said):
+                getattr(compressors, place.partition(":")[2])
+            assert place.partition(":")[2] not in compressors.__all__
+            assert name not in [*COMPRESSORS]
         for module in earlier:
             with pytest.raises(ConfigError, match=rf"{module}\.Any {said}"):
                 pickle.loads(f"chvd_compress.{module}\nAny\n.".encode())

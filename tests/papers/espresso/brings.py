@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
 
 from hvd_compress.cli.main import main
+from hvd_compress.compressors import Compressor
 from hvd_compress.papers.espresso.by_option import ByOption
 from hvd_compress.policies.plan_schema import read
-from tests.harness import COMPRESSORS
 from tests.traced import traced
 
 COMMANDS = [("plan", "make"), ("bench", "planner")]
@@ -82,15 +83,21 @@ CASES = [
 """Options of the tree, which only a plan names: flat, not compressed, with roots, with two compressions within hosts.
 test_by_option.py walks through all of them, and carries a third out, a bucket at a time."""
 
-OPTIONS = (
+_OPTIONS = (
     "comp alltoall*@all decomp comp allgather*@all decomp",
     "comp gather*@all decomp comp broadcast*@all decomp",
     "comp alltoall*@all allgather*@all decomp",
 )
 """One for each compressor that they carry, in turns. Messages hold several payloads in the last."""
-_carried = [name for name, each in COMPRESSORS.items() if each.compresses and ByOption.carries(each)]
-DECODERS = [(name, OPTIONS[number % len(OPTIONS)]) for number, name in enumerate(_carried)]
-"""(compressor, scheme): whatever unpacks what another rank has packed."""
+
+
+def _decoders(compressors: Mapping[str, Compressor]) -> list[tuple[str, str]]:
+    """Return (compressor, scheme): whatever unpacks what another rank has packed."""
+    carried = [name for name, each in compressors.items() if each.compresses and ByOption.carries(each)]
+    return [(name, _OPTIONS[number % len(_OPTIONS)]) for number, name in enumerate(carried)]
+
+
+DECODERS = [_decoders]
 
 ALLOWED = {
     "papers/espresso": {

@@ -11,8 +11,9 @@ from hvd_compress.bench.compressors import WARM_UP, measure
 from hvd_compress.bench.inputs import Gradients
 from hvd_compress.bench.simulation import SimulatedRank, take_step
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import DGC, BlockQuantizer, Cast, CompressedMomentum, PowerSGD, RandomK, TopK
+from hvd_compress.compressors import BlockQuantizer, Cast, CompressedMomentum, PowerSGD, TopK
 from hvd_compress.compressors.base import Input, Rounds
+from tests.brought import brought
 from tests.harness import COMPRESSORS
 
 LAYOUT = Layout.of((40, 30), 17)
@@ -70,7 +71,7 @@ def test_every_compressor_can_be_measured(name: str) -> None:
 
 
 def test_energy_of_a_rank_alone_leaves_no_trace() -> None:
-    for compressor in (TopK(0.1), DGC(0.1), PowerSGD(2), RandomK(0.1, error_feedback=False)):
+    for compressor in (TopK(0.1), PowerSGD(2), *brought("ENERGIES")):
         looked_at, other = (SimulatedRank(compressor, LAYOUT, 0, 1) for _ in range(2))
         for step in range(3):
             for rank in (looked_at, other):
@@ -80,12 +81,6 @@ def test_energy_of_a_rank_alone_leaves_no_trace() -> None:
                 take_step([rank], compressor, LAYOUT, step)
             assert torch.equal(looked_at.gradient, other.gradient)
             assert energy.transmitted == pytest.approx(float(other.gradient.square().sum()), rel=1e-4)
-
-
-def test_the_velocity_of_dgc_is_part_of_what_is_corrected() -> None:
-    """Without it more would be sent than there is."""
-    figure = measure("dgc", DGC(0.9, momentum=0.9), gradients(noise=0.0), ranks=2, rounds=1)
-    assert figure.gain + figure.lost == pytest.approx(1.0, rel=1e-5)
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -36,17 +36,6 @@ def test_json_holds_every_compression_and_the_hooks() -> None:
     assert torch.__version__ in report["machine"]
 
 
-def test_the_threshold_suits_the_gradient(tmp_path: Path) -> None:
-    torch.save(1e-6 * torch.randn(10_000), tmp_path / "gradient.pt")
-    result = run(
-        *("--gradient", str(tmp_path / "gradient.pt"), "--compressions", "threshold", "--no-peers", "--json"),
-        few=["--rounds", "1", "--noise", "0"],
-    )
-    (figure,) = json.loads(result.stdout)["figures"]
-    assert 0 < figure["sent_bytes"] < 8 * 10_000
-    assert "tau=" in figure["settings"]
-
-
 def test_a_table_that_fits_and_is_grouped_by_kind() -> None:
     result = run("--compressions", "bf16,topk,dense")
     assert result.exit_code == 0, result.output

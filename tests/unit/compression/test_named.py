@@ -14,6 +14,7 @@ from hvd_compress.errors import ConfigError
 from hvd_compress.policies.plan_settings import compressor_of
 from hvd_compress.profiler.job import JobProfile
 from hvd_compress.settings import ProfileSettings
+from tests.brought import brought
 from tests.harness import make_parameters
 
 
@@ -34,7 +35,7 @@ def test_every_other_name_that_is_listed_is_one_of_plans(name: str) -> None:
     [
         ("int4:block=128", Compression.int4(block=128)),
         ("int8: stochastic = true , seed=3", Compression.int8(stochastic=True, seed=3)),
-        ("terngrad:clip=null", Compression.terngrad(clip=None)),
+        *brought("NAMED"),
         ("bf16", Compression.bf16()),
         ("dense", Compression.dense()),
     ],
@@ -63,7 +64,7 @@ def test_settings_are_arguments_of_the_function(text: str, meant: object) -> Non
         ("cast:dtype=bfloat61", r"unknown dtype 'bfloat61'; known are .*bfloat16; did you mean bfloat16\?"),
         ("bf16:dtype=float16", "bf16 has no setting 'dtype'; it has none"),
         ("auto", r"Compression.auto\(\) is none by itself"),
-        ("threshold", "threshold needs a setting tau"),
+        ("blocks", "blocks needs a setting bits"),
     ],
 )
 def test_a_wrong_name_or_setting_says_what_was_meant(text: str, words: str) -> None:
@@ -81,7 +82,7 @@ def test_a_file_with_the_name_of_a_function_says_how_files_have_it(name: str) ->
 
 def test_a_list_has_settings_in_it() -> None:
     assert each_of("int4, topk:ratio=0.1, layerwise=true,dense") == ["int4", "topk:ratio=0.1,layerwise=true", "dense"]
-    assert each_of("qsgd:bits=2,topk:ratio=0.1") == ["qsgd:bits=2", "topk:ratio=0.1"]
+    assert each_of("blocks:bits=2,topk:ratio=0.1") == ["blocks:bits=2", "topk:ratio=0.1"]
     assert each_of("ratio=0.1") == ["ratio=0.1"]
 
 

@@ -7,23 +7,20 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import (
-    QSGD,
     BlockQuantizer,
     Cast,
     CompressedMomentum,
     DeMo,
     EFSign,
     FeedbackCompressor,
-    MSTopK,
     Natural,
     OneBit,
-    SignSGD,
     SingleRound,
-    Threshold,
     TopK,
 )
 from hvd_compress.errors import PayloadError
 from hvd_compress.payload import Payload
+from tests.brought import brought
 
 SEGMENTS = (91, 7, 1, 0, 360)
 LAYOUT = Layout.of(*SEGMENTS)
@@ -33,24 +30,19 @@ COMPRESSORS = {
     "topk": TopK(0.05),
     "lwtopk": TopK(0.05, layerwise=True),
     "everything": TopK(1.0),
-    "mstopk": MSTopK(0.05),
-    "threshold": Threshold(1.5),
     "efsign": EFSign(),
     "efsign-bucket": EFSign(layerwise=False),
-    "qsgd": QSGD(4),
-    "qsgd-bucket": QSGD(8, layerwise=False),
-    "terngrad": QSGD(2, "max", 2.5),
     "int8": BlockQuantizer(8),
     "int4-stochastic": BlockQuantizer(4, 128, stochastic=True),
     "int2": BlockQuantizer(2),
     "onebit": OneBit(128),
     "onebit-magnitude": OneBit(64, 1),
     "natural": Natural(),
-    "signsgd": SignSGD(),
     "momentum": CompressedMomentum(0.9, BlockQuantizer(8)),
     "demo": DeMo(4, 8, decay=1.0),
     "bf16": Cast(torch.bfloat16),
     "dense": Cast(),
+    **dict(brought("SINGLE_ROUND")),
 }
 WITH_FEEDBACK = [name for name, compressor in COMPRESSORS.items() if isinstance(compressor, FeedbackCompressor)]
 
@@ -113,24 +105,6 @@ def test_topk_keeps_the_largest(layerwise: bool) -> None:
             assert original[part != 0].abs().min() >= original[part == 0].abs().max() if k < original.numel() else True
 
 
-def test_mstopk_is_topk_where_bisection_goes_on_for_long_enough() -> None:
-    x, k = draw(), 23
-    exact, found = TopK(k / NUMEL).compress(x, LAYOUT), MSTopK(k / NUMEL, bisections=48).compress(x, LAYOUT)
-    assert torch.equal(found["indices"], exact["indices"])
-    rough = MSTopK(k / NUMEL, bisections=3).compress(x, LAYOUT)
-    assert rough["indices"].numel() == k
-    share = rough["values"].double().square().sum() / exact["values"].double().square().sum()
-    assert 0.7 < share < 1.0
-
-
-@pytest.mark.parametrize(("tau", "sent"), [(1e-30, NUMEL), (1.5, None), (1e30, 0)])
-def test_threshold_sends_what_reaches_it(tau: float, sent: int | None) -> None:
-    x = draw()
-    found = Threshold(tau).compress(x, LAYOUT)
-    assert torch.equal(found["indices"].long(), torch.where(x.abs() >= tau)[0])
-    assert sent is None or found["values"].numel() == sent
-
-
 def test_efsign_sends_one_scale_for_each_parameter() -> None:
     x = draw()
     payload = EFSign().compress(x, LAYOUT)
@@ -153,9 +127,6 @@ def test_cast_never_widens() -> None:
         ("topk", {"indices": torch.tensor([0, 1], dtype=torch.int32), "values": torch.ones(1)}),
         ("efsign", {"bits": torch.zeros(5, dtype=torch.uint8), "scales": torch.ones(5)}),
         ("efsign", {"bits": torch.zeros(59, dtype=torch.uint8), "scales": torch.ones(4)}),
-        ("qsgd", {"codes": torch.zeros(232, dtype=torch.uint8), "norms": torch.ones(5)}),
-        ("qsgd", {"codes": torch.zeros(231, dtype=torch.uint8), "norms": torch.ones(4)}),
-        ("qsgd", {"codes": torch.zeros(231, dtype=torch.uint8), "norms": -torch.ones(5)}),
         ("bf16", {"values": torch.zeros(NUMEL - 1, dtype=torch.bfloat16)}),
     ],
 )

@@ -13,6 +13,7 @@ from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.schedule import FeedbackSchedule
 from hvd_compress.feedback.states import BucketState, Residual
 from hvd_compress.request.request import Request
+from tests.brought import brought
 
 
 def test_it_grows_every_so_many_steps_up_to_one() -> None:
@@ -62,10 +63,8 @@ def test_a_request_keeps_all_else_and_says_it_in_its_repr() -> None:
     [
         Compression.dense,
         Compression.bf16,
-        Compression.qsgd,
-        Compression.terngrad,
         lambda: Compression.int8(stochastic=True),
-        lambda: Compression.randomk(error_feedback=False),
+        *brought("WITHOUT_FEEDBACK"),
     ],
 )
 def test_without_error_feedback_there_is_nothing_to_multiply(request_of) -> None:

@@ -16,6 +16,7 @@ from hvd_compress.front.handle import Handle
 from hvd_compress.front.optimizers import check_momentum, learning_rates_of
 from hvd_compress.optim import DeMo, OneBitAdam
 from hvd_compress.settings import Settings
+from tests.brought import brought
 from tests.harness import REQUESTS
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import compressed, loss_of, make_model
@@ -45,19 +46,17 @@ def odd() -> torch.optim.Optimizer:
 TAKEN = {
     "int4": [*OPTIMIZERS],
     "demo": ["plain", "rmsprop", "demo", "odd"],
-    "dgc": ["plain", "rmsprop", "demo", "odd"],
-    "dgc-plain": [*OPTIMIZERS],
     "momentum": ["plain", "momentum", "1-bit adam", "demo", "odd"],
     "momentum of another optimizer": ["plain", "demo", "odd"],
+    **{name: taken or [*OPTIMIZERS] for name, (_, taken) in brought("MOMENTA")},
 }
 """Optimizers with which a compression trains rightly."""
 REQUESTED = {
     "int4": Compression.int4(),
     "demo": Compression.demo(),
-    "dgc": Compression.dgc(),
-    "dgc-plain": Compression.dgc(momentum=0.0),
     "momentum": Compression.momentum(0.9, warmup_steps=3),
     "momentum of another optimizer": Compression.momentum(0.95),
+    **{name: request for name, (request, _) in brought("MOMENTA")},
 }
 
 
@@ -94,9 +93,9 @@ def test_learning_rates_are_those_of_all_that_are_alive() -> None:
 
 def test_what_a_plan_names_counts(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
-    file.write_text('{"version": 1, "default": {"compressor": {"name": "dgc", "ratio": 0.1}, "scheme": "auto"}}')
+    file.write_text('{"version": 1, "default": {"compressor": {"name": "demo", "k": 4}, "scheme": "auto"}}')
     handle = Handle({"weight": PARAMETERS[0]}, Compression.plan(file), Settings(), lambda: pytest.fail("connects"))
-    with pytest.raises(ConfigError, match=r"SGD has a momentum of its own \(0\.9\), and DGC"):
+    with pytest.raises(ConfigError, match=r"SGD has a momentum of its own \(0\.9\), and DeMo"):
         handle.follow(OPTIMIZERS["momentum"]())
     handle.follow(OPTIMIZERS["plain"]())
 

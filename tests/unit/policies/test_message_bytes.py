@@ -15,7 +15,7 @@ from functools import cached_property
 from statistics import mean
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import BlockQuantizer, Requantizer, SignSGD
+from hvd_compress.compressors import BlockQuantizer, Requantizer
 from hvd_compress.compressors.base import MESSAGE_BYTES
 from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.cost.formulas import VERBS, Formulas, Terms
@@ -24,10 +24,11 @@ from hvd_compress.cost.quick import SIZES
 from hvd_compress.policies.fixed import MARGIN
 from hvd_compress.policies.prices import Prices
 from hvd_compress.schemes import build
+from tests.brought import brought
 
 RANKS = (3, 4, 6, 8, 12, 16)
 """With two ranks one path is the fastest on every network."""
-COMPRESSORS: tuple[Requantizer, ...] = (BlockQuantizer(8), BlockQuantizer(4), BlockQuantizer(2), SignSGD())
+COMPRESSORS: list[Requantizer] = [*map(BlockQuantizer, (8, 4, 2)), *brought("REQUANTIZERS")]
 BUCKET_BYTES = [4096 << exponent for exponent in range(15)]
 """Of gradients in fp32, 4 KiB to 64 MiB."""
 LATENCIES_S, BITS_PER_S = (1e-4, 3e-4, 1e-3, 5e-3, 2e-2), (2e7, 1e8, 1e9)

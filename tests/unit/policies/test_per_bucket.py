@@ -18,6 +18,7 @@ from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
 from hvd_compress.policies.per_bucket import PerBucketPolicy
 from hvd_compress.request.request import Request
+from tests.brought import brought
 from tests.harness import SHAPES, backward, flat_gradient, flat_residual, on_engine
 
 LARGE = 60
@@ -117,7 +118,7 @@ def test_a_function_that_fails_on_one_rank_is_an_error_on_both() -> None:
         (None, "returns None"),
         (Compression.auto(), "whose every step is alike"),
         (Compression.demo(), "without a momentum"),
-        (Compression.dgc(0.1), "without a momentum"),
+        *((each, "without a momentum") for each in brought("WITH_MOMENTUM")),
         (Compression.topk(0.1, "artopk"), "whose every step is alike"),
         (Compression.int8().with_feedback(), "whose every step is alike"),
         (Compression.int8(engine="torch"), "pass engine= to per_bucket"),

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_compress.compressors import DGC, BlockQuantizer, Cast, EFSign, PowerSGD, RandomK, TopK
+from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, PowerSGD, TopK
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.policies.plan_settings import compressor_of
 from hvd_compress.profiler.compressor import (
@@ -21,6 +21,7 @@ from hvd_compress.profiler.compressor import (
     require_payloads,
     sizes_of,
 )
+from tests.brought import brought
 from tests.harness import COMPRESSORS as SUITE
 from tests.unit.profiler.played import PlayedClock
 
@@ -59,7 +60,7 @@ def test_a_bad_name_is_an_error_that_says_why(text: str, words: str) -> None:
 
 
 def test_payloads_that_cannot_be_added_are_refused() -> None:
-    for compressor in (PowerSGD(2), RandomK(0.1)):
+    for compressor in (PowerSGD(2), *brought("NO_PAYLOADS")):
         with pytest.raises(UnsupportedError, match="profile another compressor"):
             require_payloads(compressor)
 
@@ -93,7 +94,13 @@ def test_every_compressor_with_payloads_is_measured(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("compressor", "element_bytes"),
-    [(TopK(0.01), 0.08), (EFSign(), 1 / 8), (Cast(torch.float16), 2.0), (BlockQuantizer(4), 0.5), (DGC(0.1), 0.8)],
+    [
+        (TopK(0.01), 0.08),
+        (EFSign(), 1 / 8),
+        (Cast(torch.float16), 2.0),
+        (BlockQuantizer(4), 0.5),
+        *brought("ELEMENT_BYTES"),
+    ],
 )
 def test_bytes_of_a_payload_are_those_of_its_elements(compressor: object, element_bytes: float) -> None:
     sizes = sizes_of([1000, 1_000_000])

@@ -10,7 +10,7 @@ import torch
 
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import QSGD, BlockQuantizer, Cast, Compressor, TopK
+from hvd_compress.compressors import BlockQuantizer, Cast, Compressor, Natural, TopK
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.states import BucketState, Residual
@@ -105,7 +105,7 @@ def test_a_coefficient_of_the_residual_counts(name: str) -> None:
         assert torch.equal(result, same)
 
 
-@pytest.mark.parametrize("compressor", [QSGD(), Cast(), BlockQuantizer(4)], ids=str)
+@pytest.mark.parametrize("compressor", [Natural(), Cast(), BlockQuantizer(4)], ids=str)
 def test_where_nothing_is_remembered_nobody_says_what_was_sent(compressor: Compressor) -> None:
     """Neither alone nor after a compressor that has left a residual; gains are read all the same."""
 

@@ -34,7 +34,7 @@ C = hc.Compression
     [
         (C.topk(0.1), False, UnsupportedError, "cannot carry TopK: take int8.*mesh of two dimensions"),
         (C.powersgd(4), False, UnsupportedError, "cannot carry PowerSGD"),
-        (C.signsgd(), False, UnsupportedError, "cannot carry SignSGD"),
+        *((each, False, UnsupportedError, f"cannot carry {n}") for n, each in brought("NOT_BY_REDUCE_SCATTER")),
         (C.momentum(), False, UnsupportedError, "cannot carry CompressedMomentum"),
         (C.auto(), False, UnsupportedError, "cannot carry Auto"),
         (C.onebit(), False, ConfigError, "pass feedback=True, which takes 8 bytes an element"),

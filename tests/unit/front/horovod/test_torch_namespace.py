@@ -16,6 +16,7 @@ from hvd_compress.compression import Compression
 from hvd_compress.compressors import TopK
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.front.horovod import distributed as optimizer_module
+from tests.brought import brought
 
 FUNCTIONS = {
     "DistributedOptimizer",
@@ -88,7 +89,7 @@ def test_an_optimizer_before_init_is_one_sentence(monkeypatch: pytest.MonkeyPatc
         hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=hvd.Compression.topk(0.1))
 
 
-@pytest.mark.parametrize("name", ["topk", "mstopk", "randomk"])
+@pytest.mark.parametrize("name", ["topk", "oktopk", *brought("OF_RATIOS")])
 def test_one_is_not_one_per_cent(name: str) -> None:
     with pytest.warns(UserWarning, match=r"one per cent is 0\.01") as warned:
         getattr(hvd.Compression, name)(1)
@@ -153,6 +154,7 @@ def test_stock_compression_still_works_when_patched() -> None:
     """The patched function must call Horovod's, not itself."""
     program = """
 import hvd_compress
+from tests.brought import brought
 hvd_compress.patch_horovod()
 import horovod.torch as hvd, torch
 hvd.init()

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import ATOMO
-from hvd_compress.compressors.atomo import probabilities
 from hvd_compress.compressors.base import Input
 from hvd_compress.errors import ConfigError, PayloadError
+from hvd_compress.papers.family.atomo import ATOMO, probabilities
 from hvd_compress.payload import Payload
 
 LAYOUT = Layout(("conv", "bias", "small", "dense"), ((16, 3, 3, 3), (16,), (2, 2), (30, 20)))

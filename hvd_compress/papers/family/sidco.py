@@ -14,8 +14,8 @@ from hvd_compress.compressors.base import Input, Round
 from hvd_compress.compressors.checks import check_choice, check_ratio
 from hvd_compress.compressors.finite import nan_unless
 from hvd_compress.compressors.sparsifier import Selected, Sparsifier, kept_of
-from hvd_compress.compressors.tails import Magnitudes, Moments, exponential, gamma, pareto
 from hvd_compress.feedback.states import Key
+from hvd_compress.papers.family.tails import Magnitudes, Moments, exponential, gamma, pareto
 from hvd_compress.payload import Payload
 
 KIND = "sidco.stages"

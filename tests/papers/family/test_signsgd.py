@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import Input, SignSGD, chunked
+from hvd_compress.compressors import Input, chunked
 from hvd_compress.cost import wire
 from hvd_compress.errors import PayloadError
+from hvd_compress.papers.family.signsgd import SignSGD
 from hvd_compress.payload import Payload
 from tests.covering import covering
 from tests.exchanges import NUMELS, PATHS, Draw, normal, step

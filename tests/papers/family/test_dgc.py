@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import DGC, Input
-from hvd_compress.compressors.dgc import KIND
+from hvd_compress.compressors import Input
 from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.states import States
+from hvd_compress.papers.family.dgc import DGC, KIND
 
 LAYOUT = Layout.of(300, 1, 0, 99)
 

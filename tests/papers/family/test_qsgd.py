@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import QSGD, Input
+from hvd_compress.compressors import Input
 from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.papers.family.qsgd import QSGD
 
 SHAPES = (33, 1, 0, 67)
 LAYOUT = Layout.of(*SHAPES)

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import Input, RandomK
+from hvd_compress.compressors import Input
 from hvd_compress.compressors.draws import mixed, words
 from hvd_compress.errors import ConfigError, PayloadError
+from hvd_compress.papers.family.randomk import RandomK
 from hvd_compress.payload import Payload
 
 

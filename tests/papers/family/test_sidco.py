@@ -10,13 +10,12 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compression import Compression
-from hvd_compress.compressors import SIDCo
 from hvd_compress.compressors.base import Input
-from hvd_compress.compressors.sidco import EVERY, FITS, KIND, Stages
 from hvd_compress.compressors.sparsifier import kept_of
-from hvd_compress.compressors.tails import Magnitudes, exponential, gamma, pareto
 from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.papers.family.sidco import EVERY, FITS, KIND, SIDCo, Stages
+from hvd_compress.papers.family.tails import Magnitudes, exponential, gamma, pareto
 
 NUMEL = 100_000
 
