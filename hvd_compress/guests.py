@@ -68,6 +68,7 @@ class Guest:
 FAMILY = {
     "mstopk": "MSTopK",
     "dgc": "DGC",
+    "oktopk": "OkTopk",
     "randomk": "RandomK",
     "threshold": "Threshold",
     "sidco": "SIDCo",
@@ -102,6 +103,7 @@ GUESTS = (
     ),
     Guest(
         "papers/family",
+        schemes={"oktopk": "oktopk_allreduce:OkTopkAllReduce"},
         compressions=dict.fromkeys((*FAMILY, "terngrad"), "compressions:Family"),
         compressors={name: f"{name}:{kind}" for name, kind in FAMILY.items()},
         earlier={f"compressors.{name}": name for name in (*FAMILY, "tails")},

@@ -26,7 +26,6 @@ from hvd_compress.compressors import (
     CompressedMomentum,
     EFSign,
     Natural,
-    OkTopk,
     OneBit,
     TopK,
 )
@@ -60,7 +59,6 @@ REQUESTS = {
     "natural": Request(Natural(), "allgather"),
     "star-delta": Request(TopK(0.05, index_coding="delta"), "star"),
     "topk-int8-delta": Request(TopK(0.05, values="int8", index_coding="delta"), "allgather"),
-    "oktopk": Request(OkTopk(0.05, threshold_steps=3, region_steps=2), "oktopk"),
     "momentum": Request(CompressedMomentum(0.875, OneBit(64, means=1)), "alltoall-allgather"),
     "fp16": Request(Cast(torch.float16)),
     "bf16": Request(Cast(torch.bfloat16)),

@@ -19,7 +19,6 @@ from hvd_compress.compressors import (
     DenseMomentum,
     EFSign,
     Natural,
-    OkTopk,
     OneBit,
     PowerSGD,
     TopK,
@@ -62,7 +61,6 @@ COMPRESSORS: dict[str, Compressor] = {
     "topk-delta": TopK(0.05, index_coding="delta"),
     "topk-bf16": TopK(0.05, values="bf16"),
     "topk-int8-delta": TopK(0.05, values="int8", index_coding="delta"),
-    "oktopk": OkTopk(0.05, threshold_steps=3, region_steps=2),
     "momentum": CompressedMomentum(0.9, BlockQuantizer(4)),
     "momentum-int8": CompressedMomentum(0.5, BlockQuantizer(8)),
     "momentum-onebit": CompressedMomentum(0.9, OneBit(64, means=1)),
@@ -135,7 +133,8 @@ def asked_for(compressor: Compressor) -> tuple[str, ...]:
         except ConfigError:
             return False
 
-    return ("auto", *(scheme for scheme in schemes.labels() if is_legal(scheme)))
+    known = dict.fromkeys((*schemes.labels(), *compressor.own_schemes))
+    return ("auto", *(scheme for scheme in known if is_legal(scheme)))
 
 
 def planned(compressor: Compressor, scheme: str) -> Request:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from hvd_compress.compressors import OkTopk, TopK
+from hvd_compress.compressors import TopK
 from hvd_compress.request.request import Request
 
 
@@ -54,37 +54,6 @@ class Sparsifiers:
         compressor = TopK(ratio, layerwise, values=values, index_coding=index_coding)
         request = Request(compressor, scheme, algorithm, engine, device)
         warn_of_everything(ratio, "topk")
-        return request
-
-    @staticmethod
-    def oktopk(
-        ratio: float = 0.01,
-        scheme: str = "auto",
-        *,
-        threshold_steps: int = 32,
-        region_steps: int = 64,
-        engine: str = "auto",
-        device: str = "auto",
-    ) -> Request:
-        """Send about the elements of largest magnitude, and receive the largest sums: Ok-Topk (Li and Hoefler 2022).
-
-        Selected elements are added by the owner of their region, and only sums above a global threshold reach all
-        ranks, so that no rank sends more with more ranks. Error feedback remembers what was not part of that.
-
-        Args:
-            ratio: as topk(), about.
-            scheme: "oktopk"; "allgather" (every rank's selection counts); or "auto", as int8().
-            threshold_steps: steps in which a threshold is used before it is found again.
-            region_steps: steps in which regions are used before ranks balance them again.
-            engine, device: as topk().
-
-        Raises:
-            ConfigError: a value is out of range or unknown.
-
-        Warns of ratio=1: one per cent was probably meant.
-        """
-        request = Request(OkTopk(ratio, threshold_steps, region_steps), scheme, engine=engine, device=device)
-        warn_of_everything(ratio, "oktopk")
         return request
 
 

@@ -22,7 +22,6 @@ from hvd_compress.compressors.demo import DeMo
 from hvd_compress.compressors.efsign import EFSign
 from hvd_compress.compressors.momentum import CompressedMomentum, DenseMomentum
 from hvd_compress.compressors.natural import Natural
-from hvd_compress.compressors.oktopk import OkTopk
 from hvd_compress.compressors.onebit import OneBit
 from hvd_compress.compressors.powersgd import PowerSGD
 from hvd_compress.compressors.sparsifier import FixedRatio, Sparsifier, kept_of
@@ -32,6 +31,7 @@ if _TYPE_CHECKING:
     from hvd_compress.papers.family.atomo import ATOMO
     from hvd_compress.papers.family.dgc import DGC
     from hvd_compress.papers.family.mstopk import MSTopK
+    from hvd_compress.papers.family.oktopk import OkTopk
     from hvd_compress.papers.family.qsgd import QSGD
     from hvd_compress.papers.family.randomk import RandomK
     from hvd_compress.papers.family.sidco import SIDCo
@@ -64,7 +64,6 @@ class _Compressors(_Mapping[str, type[Compressor]]):
 COMPRESSORS: _Mapping[str, type[Compressor]] = _Compressors(
     cast=Cast,
     topk=TopK,
-    oktopk=OkTopk,
     efsign=EFSign,
     powersgd=PowerSGD,
     blocks=BlockQuantizer,

@@ -9,7 +9,6 @@ from hvd_compress.schemes.flat import chain_bytes, cheapest, undominated
 from hvd_compress.schemes.hierarchical import Hierarchical, HierarchicalWithin
 from hvd_compress.schemes.hitopk import HiTopK
 from hvd_compress.schemes.observed import Observed
-from hvd_compress.schemes.oktopk import OkTopkAllReduce
 from hvd_compress.schemes.parameter_server import ParameterServer
 from hvd_compress.schemes.probe import Probe, ProbeReport
 from hvd_compress.schemes.reduce_scatter import ReduceScatter
@@ -48,7 +47,6 @@ __all__ = [
     "Hierarchical",
     "HierarchicalWithin",
     "Observed",
-    "OkTopkAllReduce",
     "ParameterServer",
     "Probe",
     "ProbeReport",

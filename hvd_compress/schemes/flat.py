@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hvd_compress import guests
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor
 from hvd_compress.cost.formulas import VERBS, Formulas, Terms
@@ -14,11 +15,15 @@ from hvd_compress.schemes.allreduce import AllReduce, Dense
 from hvd_compress.schemes.alltoall import AllToAll
 from hvd_compress.schemes.artopk import ARTopk
 from hvd_compress.schemes.base import Scheme
-from hvd_compress.schemes.oktopk import OkTopkAllReduce
 from hvd_compress.schemes.requantize import Requantize
 
-FLAT: tuple[type[Scheme], ...] = (Dense, AllToAll, AllReduce, AllGather, Requantize, ARTopk, OkTopkAllReduce)
+FLAT: tuple[type[Scheme], ...] = (Dense, AllToAll, AllReduce, AllGather, Requantize, ARTopk)
 """In the order in which paths are tried, and equals are preferred."""
+
+
+def flat_for(compressor: Compressor) -> tuple[type[Scheme], ...]:
+    """Return them, and those that a guest's compressor has for itself."""
+    return (*FLAT, *map(guests.scheme, compressor.own_schemes))
 
 
 def flat_scheme(compressor: Compressor, layout: Layout, world_size: int, can: Capabilities) -> Scheme | None:
@@ -28,7 +33,7 @@ def flat_scheme(compressor: Compressor, layout: Layout, world_size: int, can: Ca
     """
     found = [
         scheme(compressor, path)  # type: ignore[call-arg]
-        for scheme in FLAT
+        for scheme in flat_for(compressor)
         for path in scheme.variants(compressor, layout, can)
         if path == Path(path.scheme)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hvd_compress import guests
 from hvd_compress.buckets.layout import Layout
@@ -13,16 +13,17 @@ from hvd_compress.engines.names import BROADCASTS, KNOWN
 from hvd_compress.errors import ConfigError, did_you_mean, known_are
 from hvd_compress.schemes.artopk import ARTopk
 from hvd_compress.schemes.base import Scheme
-from hvd_compress.schemes.flat import FLAT
+from hvd_compress.schemes.flat import FLAT, flat_for
 from hvd_compress.schemes.hierarchical import Hierarchical, HierarchicalWithin
 from hvd_compress.schemes.hitopk import HiTopK
 from hvd_compress.schemes.parameter_server import ParameterServer
 from hvd_compress.schemes.reduce_scatter import ReduceScatter
 from hvd_compress.schemes.sparse_rows import SparseRows
 
-RUN: tuple[type[Scheme], ...] = (*FLAT, Hierarchical, HierarchicalWithin, HiTopK, ParameterServer)
-"""In the order in which paths are tried, and equals are preferred."""
-SCHEMES: tuple[type[Scheme], ...] = (*RUN, SparseRows, ReduceScatter)
+ASKED: tuple[type[Scheme], ...] = (Hierarchical, HierarchicalWithin, HiTopK, ParameterServer)
+"""Those that run by name alone."""
+OTHERS: tuple[type[Scheme], ...] = (*ASKED, SparseRows, ReduceScatter)
+SCHEMES: tuple[type[Scheme], ...] = (*FLAT, *OTHERS)
 """Those that a user may ask for, and those that a gradient or a policy asks for."""
 ARTOPK = "artopk"
 """Leaves open whose indices are used."""
@@ -40,16 +41,17 @@ def build(compressor: Compressor, path: Path) -> Scheme:
 
 def variants(compressor: Compressor, layout: Layout, can: Capabilities) -> tuple[Path, ...]:
     """Return every path to choose from, by which an engine can carry a compressor. The same order on every rank."""
-    chosen = (scheme for scheme in SCHEMES if not scheme.by_name)
+    chosen = (scheme for scheme in (*flat_for(compressor), *OTHERS) if not scheme.by_name)
     return tuple(path for scheme in chosen for path in scheme.variants(compressor, layout, can))
 
 
 def runnable(compressor: Compressor, layout: Layout, can: Capabilities) -> tuple[Path, ...]:
     """Return every path by which an engine can carry a compressor, also those that run by name alone.
 
-    Those of guests are not among them: `runs` tells whether it can carry out one.
+    Those of guests that a plan alone can name are not among them: `runs` tells whether it can carry out one.
     """
-    return tuple(path for scheme in SCHEMES for path in scheme.variants(compressor, layout, can))
+    known = (*flat_for(compressor), *OTHERS)
+    return tuple(path for scheme in known for path in scheme.variants(compressor, layout, can))
 
 
 def runs(compressor: Compressor, path: Path, layout: Layout, can: Capabilities) -> bool:
@@ -83,7 +85,7 @@ def labels() -> tuple[str, ...]:
 
 def names_for(compressor: Compressor) -> tuple[str, ...]:
     """Return the names of the schemes that carry a compressor, whatever the engine; those by name alone come last."""
-    carrying = [scheme for scheme in RUN if scheme.carries(compressor)]
+    carrying = [scheme for scheme in (*flat_for(compressor), *ASKED) if scheme.carries(compressor)]
     return tuple(n for last in (False, True) for n in sorted(n for s in carrying if s.by_name == last for n in s.names))
 
 
@@ -94,7 +96,7 @@ def requests_for(compressor: Compressor) -> tuple[str, ...]:
 
 def by_name(name: str) -> bool:
     """Whether a scheme runs by name alone: nothing chooses it."""
-    return any(scheme.by_name and scheme.means(name) for scheme in SCHEMES) or is_of_guest(name)
+    return any(scheme.by_name and scheme.means(name) for scheme in _known(name))
 
 
 def meanings(name: str) -> tuple[str, ...]:
@@ -114,7 +116,7 @@ def carries(compressor: Compressor, path: Path) -> bool:
 
 def sums(compressor: Compressor) -> bool:
     """Whether any scheme that carries a compressor has an allreduce."""
-    return any(scheme.verb == "allreduce" and scheme.carries(compressor) for scheme in RUN)
+    return any(scheme.verb == "allreduce" and scheme.carries(compressor) for scheme in (*flat_for(compressor), *ASKED))
 
 
 def verb_of(name: str) -> str | None:
@@ -156,7 +158,7 @@ def is_of_guest(name: str) -> bool:
 
 def in_fp32(name: str) -> bool:
     """Whether a scheme sums in fp32, whatever the gradient's dtype."""
-    return any(scheme.in_fp32 for scheme in (*SCHEMES, _of_guest(name)) if scheme is not None and scheme.means(name))
+    return any(scheme.in_fp32 and scheme.means(name) for scheme in _known(name))
 
 
 def _of_guest(name: str) -> type[Scheme] | None:
@@ -164,12 +166,17 @@ def _of_guest(name: str) -> type[Scheme] | None:
     return found if found is not None and found.means(name) else None
 
 
+def _known(name: str) -> Iterator[type[Scheme]]:
+    """Iterate over all schemes, and that of a guest which this name may mean."""
+    yield from SCHEMES
+    if (found := _of_guest(name)) is not None:
+        yield found
+
+
 def _scheme_of(path: Path) -> type[Scheme]:
-    for scheme in SCHEMES:
+    for scheme in _known(path.scheme):
         if scheme.means(path.scheme):
             return scheme
-    if (found := _of_guest(path.scheme)) is not None:
-        return found
     raise ConfigError(f"unknown scheme {path.scheme!r}{known_are(labels(), path.scheme)}")
 
 

@@ -129,7 +129,6 @@ DROP_IN = {
     "int4-scaled": Case(Compression.int4(scheme="alltoall-allgather"), scale=1024.0),
     "int8-stochastic": Case(Compression.int8(stochastic=True, scheme="allgather")),
     "topk": Case(Compression.topk(0.1, "star")),
-    "oktopk": Case(Compression.oktopk(0.1, "oktopk", threshold_steps=3, region_steps=2)),
     "efsign": Case(Compression.efsign()),
     "onebit": Case(Compression.onebit(64, scheme="alltoall-allgather")),
     "powersgd": Case(Compression.powersgd(2, scheme="allreduce"), tolerance=NEAR),

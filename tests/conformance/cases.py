@@ -43,9 +43,8 @@ class Case:
 
     @property
     def request(self) -> Request:
-        if schemes.is_of_guest(self.scheme):
-            return planned(self.compressor, self.scheme)
-        return Request(self.compressor, self.scheme)
+        by_request = self.scheme in asked_for(self.compressor)
+        return (Request if by_request else planned)(self.compressor, self.scheme)
 
     @property
     def hosts(self) -> tuple[int, ...]:

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from hvd_compress import of
-from hvd_compress.compressors import OkTopk
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.schemes import oktopk
+from tests.brought import brought
 from tests.conformance.cases import Case, where
 from tests.conformance.runs import Run, run
 from tests.harness import REQUESTS, SHAPES, flat_gradient, flat_residual, gradient, on_engine
 
+EVEN = dict(brought("EVEN"))
 VALUES = (math.nan, -math.inf)
 
 
@@ -44,8 +44,8 @@ def test_all_ranks_see_it_and_no_residual_changes(
             assert not spoilt.finite
             assert torch.equal(spoilt.residual_before, spoilt.residual_after), f"{place}: rank {number}: new residual"
             assert torch.isfinite(after.result).all(), f"{place}: the step after is poisoned"
-    if isinstance(case.compressor, OkTopk):  # shares out where selections are uneven, as values make them
-        monkeypatch.setattr(oktopk, "UNEVEN", math.inf)
+    if case.name in EVEN:  # shares out where selections are uneven, as values make them
+        monkeypatch.setattr(*EVEN[case.name])
         ranks = run(case, steps=len(ranks[0].steps), draw=draw)
     if len(set(messages := sent(ranks))) > 1:  # the collectives of some follow the number of the step
         assert messages == sent(run(case, steps=len(ranks[0].steps), draw=gradient)), "an extra collective was spent"

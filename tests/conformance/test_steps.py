@@ -17,6 +17,7 @@ from hvd_compress.feedback.states import GRADIENT_UNITS
 from hvd_compress.front.optimizer.reducer import ReduceOptions
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import Work
+from tests.brought import brought
 from tests.conformance.cases import Case, where
 from tests.conformance.lockstep import CPU, exchange, fresh
 from tests.conformance.runs import Run, mean, resume, run
@@ -44,9 +45,9 @@ LOSSLESS = {"topk-all": 1e-6, "dense": 1e-6, "bf16": 2e-2, "int8": 5e-2}
 """Compressors that send everything, and how far from the mean rounding takes them."""
 
 
-FLAT = ("auto", *(name for scheme in schemes.flat.FLAT for name in scheme.names))
+FLAT = ("auto", *(name for scheme in schemes.flat.FLAT for name in scheme.names), *brought("FLAT"))
 """Schemes over all ranks alike: each one remembers what it has not sent itself."""
-NOT_PRICED = ("oktopk",)
+NOT_PRICED = brought("NOT_PRICED")
 """Their first step also evaluates thresholds and regions, which `stages` leaves out."""
 
 

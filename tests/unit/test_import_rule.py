@@ -98,7 +98,6 @@ ALLOWED = {
         "compressors.cast",
         "compressors.draws",
         "compressors.finite",
-        "compressors.oktopk",
         "compressors.sparsifier",
         "compressors.summed",
         "cost.formulas",

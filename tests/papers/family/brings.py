@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+from hvd_compress.papers.family import oktopk_allreduce
 from hvd_compress.papers.family.atomo import ATOMO
 from hvd_compress.papers.family.compressions import Family
 from hvd_compress.papers.family.dgc import DGC
 from hvd_compress.papers.family.mstopk import MSTopK
+from hvd_compress.papers.family.oktopk import OkTopk
 from hvd_compress.papers.family.qsgd import QSGD
 from hvd_compress.papers.family.randomk import RandomK
 from hvd_compress.papers.family.sidco import SIDCo
@@ -19,6 +22,7 @@ COMPRESSORS = {
     "mstopk": MSTopK(0.05),
     "dgc": DGC(0.05),
     "dgc-plain": DGC(0.05, momentum=0.0),
+    "oktopk": OkTopk(0.05, threshold_steps=3, region_steps=2),
     "threshold": Threshold(1.5),
     "randomk": RandomK(0.05),
     "randomk-unbiased": RandomK(0.05, error_feedback=False),
@@ -53,6 +57,7 @@ DIGESTS = {
     "mstopk": Request(MSTopK(0.05), "allgather"),
     "dgc": Request(DGC(0.05)),
     "threshold": Request(Threshold(0.5)),
+    "oktopk": Request(OkTopk(0.05, threshold_steps=3, region_steps=2), "oktopk"),
     "randomk": Request(RandomK(0.05), "allreduce"),
     "randomk-unbiased": Request(RandomK(0.05, error_feedback=False), "allgather"),
     "qsgd": Request(QSGD(4, "max")),
@@ -60,6 +65,13 @@ DIGESTS = {
 }
 DIGEST_FILES = [Path(__file__).with_name("digests.json")]
 """What they train is the same from commit to commit: tests/digests.py."""
+
+FLAT = ["oktopk"]
+"""Schemes over all ranks alike."""
+NOT_PRICED = FLAT
+"""Their first step also evaluates thresholds and regions, which `stages` leaves out."""
+EVEN = {"oktopk": (oktopk_allreduce, "UNEVEN", math.inf)}
+"""What to set so that no collective follows from values."""
 
 SINGLE_ROUND = {
     "mstopk": MSTopK(0.05),
@@ -101,7 +113,7 @@ MOMENTA = {
     "dgc-plain": (Family.dgc(momentum=0.0), []),
 }
 """What has a momentum, and the optimizers with which it trains rightly; all, if none is named."""
-OF_RATIOS = ["mstopk", "randomk"]
+OF_RATIOS = ["mstopk", "oktopk", "randomk"]
 """Functions of `Compression` that warn of a ratio of 1."""
 NO_PAYLOADS = [RandomK(0.1)]
 """Compressors whose payloads cannot be added."""
@@ -120,6 +132,7 @@ NAMED = {"terngrad:clip=null": Family.terngrad(clip=None)}
 
 SAVED = {
     "dgc": {"compression": Family.dgc(0.1, 0.5)},
+    "oktopk": {"compression": Family.oktopk(0.1, "oktopk", threshold_steps=3, region_steps=2)},
     "sidco": {"compression": Family.sidco(0.1), "tolerance": 1e-4},
 }
 """Cases of checkpoints. Logarithms are torch's."""
@@ -130,11 +143,15 @@ ALLOWED = {
         "buckets.layout",
         "compression.sparsifiers",
         "compressors",
+        "cost.paths",
+        "engines.base",
+        "engines.layout",
         "errors",
         "feedback.states",
         "native",
         "payload",
         "request",
+        "schemes",
     }
 }
 """What the modules of this guest may import of the package."""

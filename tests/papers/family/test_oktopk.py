@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import Input, OkTopk
-from hvd_compress.compressors.oktopk import DENSITY, GLOBAL, LOCAL
+from hvd_compress.compressors import Input
 from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.states import States
+from hvd_compress.papers.family.oktopk import DENSITY, GLOBAL, LOCAL, OkTopk
 
 NUMEL = 2000
 LAYOUT = Layout(("weight", "bias"), ((NUMEL // 2, 1), (NUMEL // 2,)))

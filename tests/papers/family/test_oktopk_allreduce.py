@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compressors import OkTopk
-from hvd_compress.compressors.oktopk import DENSITY, GLOBAL
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import PayloadError
 from hvd_compress.feedback.states import BucketState, Residual
-from hvd_compress.schemes import OkTopkAllReduce, Work
+from hvd_compress.papers.family.oktopk import DENSITY, GLOBAL, OkTopk
+from hvd_compress.papers.family.oktopk_allreduce import OkTopkAllReduce
+from hvd_compress.schemes import Work
 from hvd_compress.schemes.packed import Packer
 
 NUMEL = 3000

@@ -54,6 +54,7 @@ class OkTopk(Sparsifier):
     region_steps: int = 64
     source = "Li and Hoefler 2022"
     alike = (GLOBAL, DENSITY)
+    own_schemes = ("oktopk",)
 
     def __post_init__(self) -> None:
         if (self.values, self.index_coding) != ("fp32", "none"):

@@ -13,12 +13,12 @@ from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor
 from hvd_compress.compressors.finite import all_finite
-from hvd_compress.compressors.oktopk import BINS, OkTopk
 from hvd_compress.compressors.sparsifier import Selected
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.layout import shard
 from hvd_compress.errors import PayloadError, received
+from hvd_compress.papers.family.oktopk import BINS, OkTopk
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Exchange, Scheme, Work
 from hvd_compress.schemes.packed import Packer
@@ -56,7 +56,7 @@ class OkTopkAllReduce(Scheme):
 
     @classmethod
     def carries(cls, compressor: Compressor) -> bool:
-        return isinstance(compressor, OkTopk)
+        return not {*cls.names}.isdisjoint(compressor.own_schemes)
 
     @classmethod
     def variants(cls, compressor: Compressor, layout: Layout, can: Capabilities) -> Sequence[Path]:
