@@ -81,9 +81,9 @@ class Handle:
             self.session.profiling = JobProfile(self.parameters, settings.profile, request, settings.calibration_s)
 
     @classmethod
-    def alone(cls, parameters: Mapping[str, torch.Tensor], request: Request) -> Handle:
-        """Return one of a rank that exchanges nothing, which answers every question."""
-        handle = cls(parameters, request, Settings.from_environment(), _connect_to_nobody)
+    def alone(cls, parameters: Mapping[str, torch.Tensor], request: Request, settings: Settings) -> Handle:
+        """Return one of a rank that exchanges nothing, which answers every question. Its maker closes the session."""
+        handle = cls(parameters, request, settings, _connect_to_nobody)
         handle.front = FrontEnd(is_alone=True)
         return handle
 
@@ -205,6 +205,8 @@ class Handle:
             raise ConfigError(
                 f"a {type(optimizer).__name__} has no learning rates: pass the optimizer, not its scheduler"
             )
+        if self.front.is_alone and not self.parameters:
+            return
         trained = self._all_parameters.values() if self.front.trained is None else self.front.trained()
         if not trains(optimizer, trained):
             raise ConfigError(
@@ -245,8 +247,12 @@ class Handle:
         Residuals come back only on the rank that saved them, in a job of the same size and mesh; elsewhere they start
         from zero, with a warning: another rank's residual would be applied twice.
 
-        Raises ConfigError where it is not such a state, or of unknown parameters or other lengths.
+        Raises ConfigError where it is not such a state, or of unknown parameters or other lengths; UsageError while
+        gradients are being exchanged.
         """
+        self.front.require_rest("load_state_dict()")
+        if self.front.is_alone and not self.parameters:
+            return  # outside of a process set there is nothing to remember
         numels = {name: math.prod(gradient_shape(each)) for name, each in self._all_parameters.items()}
         checkpoint.load(self.session, state, numels, self.front.rank, self.front.world_size, self.front.shard)
 
@@ -256,9 +262,13 @@ class Handle:
         Rank 0 of those that exchange gets as many residuals as there are ranks, 4 bytes an element each; the others get
         their own, as state_dict() returns it.
 
-        Raises CommunicationError where not all ranks call it within HVD_COMPRESS_TIMEOUT_S, UsageError under Horovod
-        before the first step.
+        Raises:
+            CommunicationError: not all ranks call it within HVD_COMPRESS_TIMEOUT_S.
+            UsageError: while gradients are being exchanged; under Horovod before the first step.
+            UnsupportedError: the model is sharded over a part of the ranks.
         """
+        self.front.require_rest("gathered_state_dict()")
+        self._require("gathered_state_dict")
         own = self.state_dict()
         return own if self.front.is_alone else gathered(own, self.front, self.session)
 

@@ -20,7 +20,6 @@ class Buckets:
     Attributes:
         every: the buckets.
         states: what they remember, by parameter name.
-        last: numbers of those that the last step has exchanged; None for all.
         later: decisions of buckets that had left when the policy decided anew, by number.
         committed_scale: the loss scale in whose units the last step has left what they remember.
     """
@@ -29,7 +28,6 @@ class Buckets:
         """`allocates_sum`: whether the results of steps can be summed."""
         self.every: list[SessionBucket] = []
         self.states = states
-        self.last: tuple[int, ...] | None = None
         self.later: dict[int, Decision] = {}
         self.committed_scale: float | None = None
         self._loss_scale, self._lanes, self._allocates_sum = loss_scale, lanes, allocates_sum
@@ -69,7 +67,6 @@ class Buckets:
             taken: the kinds of devices whose memory the engine takes.
             shares_sum: whether a sum of results is that of a checkpoint, which rank 0 alone may have.
         """
-        self.last = None
         stay = {b.number: b for b, layout in zip(self.every, layouts, strict=False) if b.layout == layout}
         self.every = []
         for number, (layout, decision) in enumerate(zip(layouts, decisions, strict=True)):
@@ -103,7 +100,7 @@ class Buckets:
         rescaled = 1.0 if self.committed_scale is None or now is None else now / self.committed_scale
         if rescaled != 1.0:  # since: what comes back is in the units of then
             self.states.scale(1 / rescaled)
-        for bucket in self.named(self.last):
+        for bucket in self.every:
             bucket.state.revert()
         if rescaled != 1.0:
             self.states.scale(rescaled)
@@ -112,8 +109,9 @@ class Buckets:
         """Ranks are others: a step by halves does not count, and they are to begin alike anew."""
         for bucket in self.every:
             bucket.state.discard()
+            bucket.state.keep()
             bucket.forget()
-        self.later, self._shared = {}, set()
+        self.later, self._shared, self.committed_scale = {}, set(), None
 
     def hold_back(self, names: Collection[str]) -> None:
         """Nobody takes the last results of these parameters: what was not sent of them waits."""

@@ -11,6 +11,9 @@ import torch
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError
 
+PIECE = 2**30
+"""Bytes of all ranks that one collective moves."""
+
 
 def numbers(figures: Sequence[float]) -> list[float]:
     """Return figures of a program as numbers. Raises ConfigError for anything else."""
@@ -34,13 +37,21 @@ def require_as_many(ranks: Sequence[Sequence[float]]) -> None:
 
 
 def on_first(value: Any, engine: Engine) -> list[Any] | None:
-    """Return on the first rank what all ranks bring, which pickle takes; None on others."""
+    """Return on the first rank what all ranks bring, which pickle takes; None on others.
+
+    In pieces, as some transports count no more than 2^31 - 1 bytes of all ranks.
+    """
     mine, control = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8), engine.control
-    parts: Sequence[torch.Tensor] | None
+    lengths = engine.allgather_json(mine.numel())
+    is_first, pieces = control.rank == 0, [[mine[:0]] for _ in lengths]
     with engine.aside():
-        if "gather" in control.capabilities.verbs:
-            parts = control.gather(mine, 0)
-        else:  # Horovod's engine
-            every = control.allgather(mine)
-            parts = every if control.rank == 0 else None
-    return None if parts is None else [pickle.loads(part.numpy().data) for part in parts]
+        for start in range(0, max(lengths), PIECE // len(lengths)):
+            taken = [max(0, min(PIECE // len(lengths), length - start)) for length in lengths]
+            piece = mine[start : start + taken[control.rank]]
+            if "gather" in control.capabilities.verbs:
+                found = control.gather(piece, 0, taken)
+            else:  # Horovod's engine
+                found = control.allgather(piece, taken)
+            for kept, each in zip(pieces, found if is_first and found is not None else (), strict=False):
+                kept.append(each)
+    return [pickle.loads(torch.cat(each).numpy().data) for each in pieces] if is_first else None

@@ -83,7 +83,7 @@ class Opening:
             agreement = agree(engine, offer)
         policy.ccr_obstacle = ccr.obstacle
         engine.locate()
-        if profiling is not None:
+        if profiling is not None and profiling.active:
             profiling.prepare(engine)
         goes_on = bool(agreement.choice) and policy.go_on(agreement.choice)
         if agreement.choice and not goes_on and engine.rank == 0 and engine.world_size > 1:

@@ -278,15 +278,17 @@ class Pipeline:
                 f"nothing is exchanged any more, since an earlier exchange failed: {self._failure}"
             )
 
-    def reopen(self) -> None:
+    def reopen(self, arrivals: Arrivals | None = None) -> None:
         """Forget a failure, and the engine: connect() comes next. Between two steps, or after one that has failed.
+
+        `arrivals`: of the ranks that meet then, as in the beginning.
 
         Raises UnsupportedError where a collective may be unfinished that nothing can end.
         """
-        begun, failed = hasattr(self, "_engine"), self._failure is not None
-        if begun and failed:
+        begun = hasattr(self, "_engine")
+        if self._may_hang and begun:
             self._engine.abort(self._failure or "")
-        elif failed:
+        elif self._may_hang:
             self.refuse_after_failure()
         left = [encoded for _, encoded in self._in_flight.values() if encoded is not None]
         left += [*self._communicated, *([self._begun] if self._begun is not None else [])]
@@ -298,8 +300,10 @@ class Pipeline:
             track.worker.stop(KERNEL_LIMIT_S)
         if begun:
             self._engine.close()
-            del self._engine, self._tracks[0].engine
+            del self._engine
+            vars(self._tracks[0]).pop("engine", None)
         self._tracks, self._begun = self._tracks[:1], None
+        self._arrivals, self._waits = arrivals or Arrivals(), 0
         self._failure, self._may_hang = None, False
         self._begin()
 

@@ -207,7 +207,7 @@ class Session:
         self._observers.watch(self.policy, self._engine.world_size)
         return agreement
 
-    def reopen(self, connect: Callable[[], Engine]) -> None:
+    def reopen(self, connect: Callable[[], Engine], arrivals: Arrivals | None = None) -> None:
         """Go on with other ranks: between two steps, or after one that has failed, which does not count on any.
 
         All ranks that go on call it. Buckets stay as they are cut; each rank keeps what it remembered before the step,
@@ -216,19 +216,21 @@ class Session:
 
         Args:
             connect: creates the engine over these ranks, of the same kind as before.
+            arrivals: of these ranks, as in the beginning.
 
         Raises:
-            UsageError: before open(), or within a step.
+            UsageError: before open(), within a step, or after close().
             UnsupportedError: a collective may be unfinished, and the engine cannot be aborted.
             ConfigError: ranks differ, as in open().
         """
-        if self.policy is None or (self.is_within_step and not self.failed):
-            raise UsageError("reopen() comes between two steps, after open(), or after a step that has failed")
-        self._pipeline.reopen()
+        if self.policy is None or self._closed or (self.is_within_step and not self.failed):
+            raise UsageError(
+                "reopen() comes between two steps, or after a step that has failed, from open() on and until close()"
+            )
+        self._pipeline.reopen(arrivals)
         self.buckets.restart()
         self._step.forget()
         resuming = Resuming(self.step, (), self.policy.chosen(), is_again=True)
-        self.policy.close()
         self.ccr.close()
         if self.replicas is not None:
             self.replicas.restart()
@@ -298,7 +300,7 @@ class Session:
     @property
     def remembers(self) -> bool:
         """Whether the last exchange has left anything that drop_step() would take back."""
-        return any(bucket.state.can_revert for bucket in self.buckets.named(self.buckets.last))
+        return any(bucket.state.can_revert for bucket in self.buckets.every)
 
     def hold_back(self, names: Collection[str]) -> None:
         """Nobody takes the last results of these parameters: what was not sent of them waits. Between two steps.
@@ -478,6 +480,8 @@ class Session:
         mine = gathering.numbers(figures)
         if self.policy is None:
             raise UsageError("ranks have not met before their first step: call it after that")
+        if self._closed:
+            raise UsageError("this optimizer or model exchanges nothing any more, so ranks do not meet")
         ranks = self._pipeline.begin(partial(gathering.gathered, mine), f"step {self.step}, {what}")()
         gathering.require_as_many(ranks)
         return ranks

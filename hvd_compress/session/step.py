@@ -58,7 +58,11 @@ class Step:
         """Begin with the buckets of these numbers, all for None, unless it has begun."""
         if self.begun_s is None:
             self.begun_s = perf_counter()
-            self._given = None if numbers is None else tuple(sorted(numbers))
+            if numbers is not None:
+                self._given = tuple(sorted(numbers))
+                for bucket in self._all.every:
+                    if bucket.number not in self._given:  # what the last step has left of it stands
+                        bucket.state.keep()
             self._loss_scale.update()
 
     def submit(self, number: int, gradient: torch.Tensor, step: int, engine: Engine) -> None:
@@ -111,8 +115,7 @@ class Step:
 
     def end(self) -> None:
         """It is over."""
-        self._all.last, self._given = self._given, None
-        self.begun_s, self.returned_s, self._committed = None, perf_counter(), []
+        self.begun_s, self.returned_s, self._given, self._committed = None, perf_counter(), None, []
 
     def forget(self) -> None:
         """It has failed, and does not count on any rank."""

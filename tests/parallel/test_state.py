@@ -13,6 +13,7 @@ from torch import nn
 import hvd_compress.torch as hvd
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.request.request import Request
+from hvd_compress.session import gathering
 from tests.harness import REQUESTS, remembered
 from tests.parallel.training import (
     STEPS,
@@ -71,7 +72,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(optimizer_name: str, compress
         assert torch.equal(residuals(resumed_optimizer), residuals(optimizer))
 
 
-def test_what_all_ranks_remember_is_gathered(engine: str) -> None:
+@pytest.mark.parametrize("piece", [gathering.PIECE, 1000])
+def test_what_all_ranks_remember_is_gathered(engine: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some transports count no more than 2^31 - 1 bytes, so it travels in pieces."""
+    monkeypatch.setattr(gathering, "PIECE", piece)
     model = small_model()
     optimizer = maker(hvd.Compression.topk(0.05, engine=engine))(sgd(model), model)
     handle = hvd.of(optimizer)

@@ -97,7 +97,7 @@ class CompressionState:
     def attach_alone(self, module: torch.nn.Module) -> None:
         """Exchange nothing, and answer every question: `module` is trained in one process."""
         parameters = {name: each for name, each in module.named_parameters() if each.requires_grad}
-        self.handle = Handle.alone(parameters, self.compression)
+        self.handle = Handle.alone(parameters, self.compression, Settings.from_environment())
         self.handle.front = replace(self.handle.front, parameters=partial(_parameters, weakref.ref(module)))
         self._know(module)
 

@@ -41,6 +41,7 @@ _REFUSES = {
     "profile_ccr": "FSDP2 is not profiled: profile the same model in a DistributedDataParallel",
 }
 """What a handle cannot do, and why."""
+_REFUSES_OF_PART = {"gathered_state_dict": "the model is sharded over a part of the ranks: save one file a rank"}
 
 
 def compress(
@@ -109,7 +110,7 @@ def compress(
         partial(_trained, weakref.ref(model)),
         partial(_named, weakref.ref(exchange)),
         group=dist.group.WORLD,
-        refuses=_REFUSES,
+        refuses=_REFUSES if _joins_all(groups, over) else {**_REFUSES, **_REFUSES_OF_PART},
     )
     if over.size() == 1:
         warn_caller("one rank exchanges no gradients: nothing is compressed")
@@ -150,6 +151,13 @@ def _made(
     )
     in_backward = partial(_is_in_backward, weakref.ref(model))
     return GradientExchange(groups, in_backward, scatters, request, settings, connect, choose_torch_arrivals(over))
+
+
+def _joins_all(groups: list[ParamGroup], over: dist.ProcessGroup) -> bool:
+    """Whether the model is on all ranks: its shards, times the replicas that exchange with each other."""
+    shards = groups[0].shard_group
+    replicas = 1 if shards is None or over is shards else over.size()
+    return (over.size() if shards is None else shards.size()) * replicas == dist.get_world_size()
 
 
 def _known(reference: weakref.ref[GradientExchange]) -> dict[str, torch.Tensor]:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.front.ddp.api import compress as compress_ddp
@@ -47,7 +48,12 @@ def compress(model: torch.nn.Module, ddp: DistributedDataParallel, compression: 
         return
     handle = known_handle(ddp)
     assert handle is not None
-    handle.front = replace(handle.front, named=partial(_named, tuple(replicate.state(model)._param_names)))
+    handle.front = replace(
+        handle.front,
+        rank=dist.get_rank(),  # by which checkpoints name it
+        world_size=dist.get_world_size(),
+        named=partial(_named, tuple(replicate.state(model)._param_names)),
+    )
     model.register_forward_pre_hook(partial(_require_working, ddp))  # that of `ddp` is never called
 
 

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from hvd_compress.front.optimizer.reducer import Reducer
 from hvd_compress.front.optimizer.watchers import register, replaced
 from hvd_compress.policies import Rollouts
 from hvd_compress.request.request import Request
+from hvd_compress.settings import Settings
 from hvd_compress.warned import warn_caller
 
 STATE_KEY = "hvd_compress"
@@ -68,7 +70,9 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._detach: Callable[[], object] = lambda: None
         register(self, names)
         if reducer is None:
-            self.handle = SessionHandle.alone({}, Request(Cast()))
+            settings = replace(Settings.from_environment(), profile=None, ccr=None)
+            self.handle = SessionHandle.alone({}, Request(Cast()), settings)
+            self._detach = at_end(self, self.handle.session.close)
             return
         me = weakref.ref(self)  # a hook must not keep the optimizer alive: its threads end with it
         parameters = {name: parameter for parameter, name in names.items()}
@@ -186,7 +190,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
             Whether there was a rollout. The same on all ranks.
 
         Raises:
-            ConfigError: an argument is not what it should be.
+            ConfigError: an argument is not what it should be, where there is a rollout.
             UsageError: gradients are being exchanged, or `step` takes none or several steps.
         """
         if self._retired:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,6 +15,7 @@ from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.front.handle import Handle
 from hvd_compress.front.optimizer.named_parameters import name_parameters
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, wrap
+from hvd_compress.settings import Settings
 
 VERBS = [name for name in vars(Handle) if not name.startswith("_") and name not in ("alone", "follow", *ddp.__all__)]
 
@@ -53,6 +58,7 @@ def test_an_optimizer_finds_its_own_attributes() -> None:
 
 
 def test_a_rank_outside_of_the_process_set_answers() -> None:
+    before = set(threading.enumerate())
     optimizer = alone(sgd())
     handle = hvd_compress.of(optimizer)
     assert (handle.last_step, handle.decisions, handle.controller, handle.ccr, handle.metrics()) == (
@@ -65,6 +71,23 @@ def test_a_rank_outside_of_the_process_set_answers() -> None:
     handle.follow_loss_scale(torch.amp.GradScaler("cpu"))
     with pytest.raises(UsageError, match="on a rank that exchanges nothing"):
         handle.save_plan("plan.json")
+    handle.load_gathered_state_dict(of_one_rank())
+    handle.follow_learning_rate(optimizer)
+    workers = set(threading.enumerate()) - before
+    assert workers
+    del optimizer, handle
+    gc.collect()
+    assert not any(each.is_alive() for each in workers)
+
+
+def of_one_rank() -> dict[str, Any]:
+    """What the ranks of the process set have saved."""
+    own = {"residuals": {"weight": torch.ones(4)}, "states": {}}
+    return {"step": 3, "loss_scale": None, "buckets": [], "remembers": True, "ranks": {"rank 0 of 1": own}}
+
+
+def test_nothing_is_saved_outside_of_the_process_set() -> None:
+    optimizer = alone(sgd())
     assert "hvd_compress" not in optimizer.state_dict(), "there is nothing to remember"
 
 
@@ -76,7 +99,7 @@ def test_what_is_not_compressed(trained: object) -> None:
 
 def test_it_is_given_an_optimizer_of_the_model() -> None:
     model = torch.nn.Linear(2, 2)
-    handle = Handle.alone(dict(model.named_parameters()), ddp.Compression.int4())
+    handle = Handle.alone(dict(model.named_parameters()), ddp.Compression.int4(), Settings(600, 60.0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
     handle.follow_learning_rate(optimizer)
     assert handle.session.learning_rates() == [0.25]

@@ -14,7 +14,7 @@ from hvd_compress.buckets.plan import Slot
 from hvd_compress.compression import Compression
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
-from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
+from hvd_compress.errors import CommunicationError, ConfigError, ReplicaError, UnsupportedError, UsageError
 from hvd_compress.request.request import Request
 from hvd_compress.session import checkpoint
 from hvd_compress.session.report import StepReport
@@ -131,6 +131,9 @@ def test_what_is_averaged_is_the_mean_of_those_who_stay() -> None:
         if engine.rank == 3:
             return None
         session.reopen(lambda: three.engine(engine.rank))
+        assert not session.remembers
+        session.drop_step()
+        assert torch.equal(kept(session), before), "the step before the failure was used"
         result = torch.cat(take(session, engine.rank, LEAVES))
         return result, torch.cat(drawn(engine.rank, LEAVES)) + before, kept(session)
 
@@ -187,10 +190,27 @@ def test_an_engine_that_cannot_be_aborted_says_so() -> None:
     run_ranks(1, body)
 
 
+def test_an_engine_that_runs_nothing_need_not_be_aborted() -> None:
+    """An error that all ranks have noticed leaves no collective unfinished."""
+
+    def body(engine: InProcessEngine) -> None:
+        session = opened(lambda: engine, REQUESTS["topk"])
+        take(session, engine.rank, 0)
+        session._pipeline.refuse(ReplicaError("replicas differ"))
+        with pytest.raises(CommunicationError, match="replicas differ"):
+            take(session, engine.rank, 1)
+        engine.__class__ = Unending
+        session.reopen(lambda: engine)
+        take(session, engine.rank, 1)
+        session.close()
+
+    run_ranks(1, body)
+
+
 def test_it_comes_between_two_steps() -> None:
     def body(engine: InProcessEngine) -> None:
         session = Session(SLOTS, REQUESTS["dense"], Settings(600, 60.0), lambda: engine)
-        with pytest.raises(UsageError, match="between two steps, after open"):
+        with pytest.raises(UsageError, match="between two steps, or after"):
             session.reopen(lambda: engine)
         session.open(list(SHAPES))
         session.set_buckets(LAYOUTS, DEVICES)
@@ -203,7 +223,7 @@ def test_it_comes_between_two_steps() -> None:
 
 def test_ranks_that_are_a_step_apart_are_told() -> None:
     """One has ended a step that another has not."""
-    two = InProcessWorld(2)
+    two, again = InProcessWorld(2), InProcessWorld(2)
 
     def body(engine: InProcessEngine) -> None:
         session = opened(lambda: engine, REQUESTS["dense"])
@@ -211,6 +231,11 @@ def test_ranks_that_are_a_step_apart_are_told() -> None:
         session.step += engine.rank
         with pytest.raises(ConfigError, match="the step to go on with is 1 on rank 0 and 2 on rank 1"):
             session.reopen(lambda: two.engine(engine.rank))
+        session.step = 1
+        session.reopen(lambda: again.engine(engine.rank))
+        take(session, engine.rank, 1)
         session.close()
+        with pytest.raises(UsageError, match="until close"):
+            session.reopen(lambda: again.engine(engine.rank))
 
     run_ranks(2, body)

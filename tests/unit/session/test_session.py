@@ -343,8 +343,10 @@ def test_a_step_may_be_of_some_buckets(decision: Decision, tracks: int) -> None:
             assert session.last_step.dense_bytes == sum(wire.allreduce(every[n].nbytes, 2) for n in turn)
             others = [number for number in range(3) if number not in turn]
             assert all(torch.equal(residual(session, every[number].names), before[number]) for number in others)
+        session.set_buckets(every, DEVICES)  # as they are
         session.drop_step()
         assert torch.equal(residual(session, every[0].names), before[0]), "the last turn is taken back"
+        assert all(torch.equal(residual(session, every[n].names), before[n]) for n in (1, 2)), "the one before is not"
         return found, [residual(session, each.names) for each in every]
 
     def apart(engine: InProcessEngine, number: int) -> tuple[list[torch.Tensor], torch.Tensor]:
