@@ -336,7 +336,7 @@ def test_a_checkpoint_knows_the_loss_scale(first: str, engine: str) -> None:
         return flat(model.parameters())
 
     run = start()
-    run[1].follow_loss_scale(run[2])
+    hvd.of(run[1]).follow_loss_scale(run[2])
     go_on(*run, range(STEPS))
     assert run[2].get_scale() == 16.0
     model_state, optimizer_state, scaler_state = through_a_file([part.state_dict() for part in run])
