@@ -30,6 +30,7 @@ from tests.unit.front.fsdp.training import (
     BLOCKS,
     adam,
     assert_near,
+    check_gathered,
     compressed,
     end_loss,
     gradients,
@@ -134,17 +135,7 @@ def assert_remembers(state: dict[str, Any], feedback: bool) -> None:
 
 
 def gathers(rank: int, mesh: Any) -> None:
-    """What all ranks remember is gathered on rank 0 before the first step and after it, and each takes its own back."""
-    model, again = (compressed(mesh, hc.Compression.int4(), feedback=True) for _ in range(2))
-    for _ in range(2):
-        found = [hc.of(model).gathered_state_dict()]
-        if rank == 0:
-            assert len(found[0]["ranks"]) == 2
-        dist.broadcast_object_list(found, 0)
-        hc.of(again).load_gathered_state_dict(found[0])
-        (was,), (now,) = (hc.state_dict(each)["ranks"].values() for each in (model, again))
-        assert all(torch.equal(now["residuals"][name], each) for name, each in was["residuals"].items())
-        train(model, adam(model), range(1))
+    check_gathered(mesh, ranks=2, feedback=True)
 
 
 def resumes(rank: int, mesh: Any) -> None:

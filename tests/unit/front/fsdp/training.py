@@ -200,3 +200,17 @@ def _run_out(model: Any, step: int) -> None:
 
 def _no_memory(*_: Any) -> None:
     raise torch.OutOfMemoryError("of this test")
+
+
+def check_gathered(mesh: DeviceMesh, ranks: int, feedback: bool = False) -> None:
+    """What all ranks remember is gathered on rank 0 before the first step and after it, and each takes its own back."""
+    model, again = (compressed(mesh, hc.Compression.int4(), feedback) for _ in range(2))
+    for _ in range(2):
+        found = [hc.of(model).gathered_state_dict()]
+        if dist.get_rank() == 0:
+            assert len(found[0]["ranks"]) == ranks
+        dist.broadcast_object_list(found, 0)
+        hc.of(again).load_gathered_state_dict(found[0])
+        (was,), (now,) = (hc.state_dict(each)["ranks"].values() for each in (model, again))
+        assert all(torch.equal(now["residuals"][name], each) for name, each in was["residuals"].items())
+        train(model, adam(model), range(1))
