@@ -153,6 +153,11 @@ def scheme(name: str) -> Any:
     return None
 
 
+def _bringing(what: str, name: str) -> Guest | None:
+    """Return the guest that has a name among what it brings, here or not."""
+    return next((guest for guest in GUESTS if name in getattr(guest, what)), None)
+
+
 def compressions() -> list[str]:
     """Return the functions of `Compression` that guests bring which are here."""
     return [name for guest in GUESTS if guest.is_here for name in guest.compressions]
@@ -174,12 +179,12 @@ def compressor(name: str) -> Any:
     Raises:
         ConfigError: the guest that has it is not here.
     """
-    for guest in GUESTS:
-        if name in guest.compressors:
-            if not guest.is_here:
-                raise ConfigError(f"compressor {name!r} {guest.missing}")
-            return guest.named(guest.compressors[name])
-    return None
+    guest = _bringing("compressors", name)
+    if guest is None:
+        return None
+    if not guest.is_here:
+        raise ConfigError(f"compressor {name!r} {guest.missing}")
+    return guest.named(guest.compressors[name])
 
 
 def compression(name: str) -> Any:
@@ -188,12 +193,12 @@ def compression(name: str) -> Any:
     Raises:
         UnknownCompressionError: the guest that brings it is not here.
     """
-    for guest in GUESTS:
-        if name in guest.compressions:
-            if not guest.is_here:
-                raise UnknownCompressionError(f"Compression.{name}() {guest.missing}")
-            return getattr(guest.named(guest.compressions[name]), name)
-    return None
+    guest = _bringing("compressions", name)
+    if guest is None:
+        return None
+    if not guest.is_here:
+        raise UnknownCompressionError(f"Compression.{name}() {guest.missing}")
+    return getattr(guest.named(guest.compressions[name]), name)
 
 
 def attribute(module: str, name: str, among: str = "names") -> Any:
@@ -202,12 +207,12 @@ def attribute(module: str, name: str, among: str = "names") -> Any:
     Args:
         among: "names" of front ends, or "classes" of compressors.
     """
-    for guest in GUESTS:
-        if name in (places := getattr(guest, among)):
-            if guest.is_here:
-                return guest.named(places[name])
-            raise AttributeError(f"{module}.{name} {guest.missing}")
-    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    guest = _bringing(among, name)
+    if guest is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    if not guest.is_here:
+        raise AttributeError(f"{module}.{name} {guest.missing}")
+    return guest.named(getattr(guest, among)[name])
 
 
 def offered(names: Sequence[str], among: str = "names") -> list[str]:

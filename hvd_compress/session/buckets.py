@@ -106,7 +106,7 @@ class Buckets:
             self.states.scale(rescaled)
 
     def restart(self) -> None:
-        """Ranks are others: a step by halves does not count, and they are to begin alike anew."""
+        """Ranks are others: an unfinished step does not count, and they are to begin alike anew."""
         for bucket in self.every:
             bucket.state.discard()
             bucket.state.keep()

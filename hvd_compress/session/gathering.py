@@ -24,7 +24,7 @@ def numbers(figures: Sequence[float]) -> list[float]:
 
 
 def gathered(figures: Sequence[float], engine: Engine) -> list[list[float]]:
-    """Return the figures of all ranks. Raises ConfigError, on all, where one brings more than another."""
+    """Return the figures of all ranks, which may bring more or fewer."""
     with engine.aside():
         ranks: list[list[float]] = engine.allgather_json(figures)
     return ranks

@@ -1,4 +1,4 @@
-"""How ranks meet: what each brings to the handshake, and what the policy is told of the engine."""
+"""How ranks meet: what each brings to the handshake, and how the policy prepares for the engine."""
 
 from __future__ import annotations
 

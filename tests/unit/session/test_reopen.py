@@ -1,4 +1,4 @@
-"""Ranks leave, and those that stay go on: what they remember stays, and a step by halves does not count."""
+"""Ranks leave, and those that stay go on: what they remember stays, and an unfinished step does not count."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ REQUESTS = {
 @pytest.mark.parametrize("name", REQUESTS)
 @pytest.mark.parametrize("gone", [3, 0], ids=["the last", "the first"])
 def test_three_of_four_go_on(name: str, gone: int) -> None:
-    """As a job of three that has loaded what they remembered, to the bit; nothing of the step by halves is left."""
+    """As a job of three that has loaded what they remembered, to the bit; nothing of the unfinished step is left."""
     three, all_are_there = InProcessWorld(3), threading.Barrier(4)
     found: dict[int, tuple[dict[str, Any], list[list[torch.Tensor]], torch.Tensor]] = {}
 

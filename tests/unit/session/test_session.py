@@ -376,7 +376,7 @@ def test_a_step_may_be_of_some_buckets(decision: Decision, tracks: int) -> None:
 
 
 def test_results_may_be_fetched_later() -> None:
-    """A step lasts while the program trains on, and is one step; another is refused until it is over."""
+    """A step may go on while the program trains, and is one step; another is refused until it is over."""
 
     def body(engine: InProcessEngine) -> None:
         session = opened(engine, Playing([TOPK] * 2))
