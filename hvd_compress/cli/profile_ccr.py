@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from hvd_compress.cli.programs import run_program
-from hvd_compress.policies.ccr import LONGEST_INTERVAL, interval_of
+from hvd_compress.services.ccr import LONGEST_INTERVAL, interval_of
 
 NOT_SEEN = (
     "no ratio: no optimizer of hvd_compress.torch with a compression of this package, and no model after "

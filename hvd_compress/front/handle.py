@@ -19,11 +19,11 @@ from hvd_compress.front.saving import gathered
 from hvd_compress.front.stepped import tell_of_steps
 from hvd_compress.front.unused import UnusedResult
 from hvd_compress.policies import DecisionPolicy
-from hvd_compress.policies.ccr import Ccr
 from hvd_compress.profiler.ccr import CcrProfiler
 from hvd_compress.profiler.job import JobProfile, release_profile
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request, check_devices
+from hvd_compress.services.ccr import Ccr
 from hvd_compress.session import checkpoint
 from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.session.report import StepReport

@@ -2,7 +2,7 @@
 
 from hvd_compress.engines.launch import Launch
 from hvd_compress.policies.auto.policy import Auto
-from hvd_compress.policies.base import BucketMetrics, DecisionPolicy, Rollouts, StepMoments
+from hvd_compress.policies.base import DecisionPolicy
 from hvd_compress.policies.fixed import FixedPolicy, decide
 from hvd_compress.policies.plan import PlanFile
 from hvd_compress.policies.select import policy_for
@@ -10,13 +10,10 @@ from hvd_compress.policies.warmup import Warmup
 
 __all__ = [
     "Auto",
-    "BucketMetrics",
     "DecisionPolicy",
     "FixedPolicy",
     "Launch",
     "PlanFile",
-    "Rollouts",
-    "StepMoments",
     "Warmup",
     "decide",
     "policy_for",

@@ -7,15 +7,14 @@ from dataclasses import replace
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines.launch import Launch
-from hvd_compress.policies.agreement import Agreed
 from hvd_compress.policies.auto.arms import Named
-from hvd_compress.policies.auto.chooser import Chooser
 from hvd_compress.policies.auto.policy import AutoPolicy
-from hvd_compress.policies.base import BucketMetrics, StepMoments
 from hvd_compress.policies.roots import STAR, Roots
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import Probe
+from hvd_compress.services.agreement import Agreed
+from hvd_compress.services.base import BucketMetrics
 
 
 class ARTopkPolicy(AutoPolicy):
@@ -59,16 +58,16 @@ class ARTopkPolicy(AutoPolicy):
     def probes(self, step: int) -> Mapping[int, Probe]:
         return {number: Probe(root_stats=True) for number in self._roots.numbers}
 
-    def observe(self, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments) -> None:
-        if self.settled and not self._is_first and not moments.held_back:
+    def note(self, metrics: Sequence[BucketMetrics]) -> int:
+        if self.settled:
             self._roots.see(metrics)
-        super().observe(step, metrics, moments)
+        return super().note(metrics)
 
-    def _tell(self) -> Sequence[float]:
+    def tell(self, notes: Sequence[int]) -> Sequence[float]:
         return self._roots.tell()
 
-    def _take(self, step: int, chooser: Chooser, agreed: Agreed) -> None:
-        super()._take(step, chooser, agreed)
+    def on_steps(self, step: int, agreed: Agreed, notes: Sequence[int]) -> float | None:
         for event in self._roots.take(step, agreed.told):
             self._history.add(event)
             self._switched = True
+        return super().on_steps(step, agreed, notes)

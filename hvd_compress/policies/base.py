@@ -4,112 +4,38 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import Event, History
-from hvd_compress.feedback.states import BucketState
-from hvd_compress.policies.ccr import Ccr
 from hvd_compress.request.decision import Decision
-from hvd_compress.schemes import Probe, ProbeReport
-from hvd_compress.schemes.phases import PhaseSpans
-
-
-@dataclass(frozen=True)
-class BucketMetrics:
-    """What this rank measured of one bucket's exchange in the step that is over.
-
-    Attributes:
-        spans: when it was in which phase.
-        report: the answer to the policy's probe.
-        state: what the bucket remembers, with this step.
-    """
-
-    spans: PhaseSpans
-    report: ProbeReport
-    state: BucketState
-
-
-@dataclass(frozen=True)
-class StepMoments:
-    """When this rank was where in a step, in seconds of time.perf_counter().
-
-    Attributes:
-        before_s: the step before was over.
-        begun_s: the first gradient was there.
-        waiting_s: the front end had nothing to do but to wait.
-        ended_s: the step was over.
-        held_back: whether exchanges began when the backward pass was over, to be profiled: it says nothing of others.
-    """
-
-    before_s: float
-    begun_s: float
-    waiting_s: float
-    ended_s: float
-    held_back: bool = False
-
-    @property
-    def waited_s(self) -> float:
-        """What no backward pass has hidden."""
-        return self.ended_s - self.waiting_s
-
-    @property
-    def exchanging_s(self) -> float:
-        """From the first gradient to the end: the backward pass beside exchanges, and the wait."""
-        return self.ended_s - self.begun_s
-
-
-class Rollouts(Protocol):
-    """Training steps that a policy wants to see and to have taken back, now. The same on all ranks.
-
-    Attributes:
-        how: what a program is to do for it, where it does nothing.
-    """
-
-    how: str
-
-    def roll_out(self, session: Any, optimizer: Any, step: Any, model: Any, data: Any, steps: Any) -> None:
-        """Do it, by what a program has passed to `rollout()` of an optimizer, over its session."""
+from hvd_compress.schemes import Probe
+from hvd_compress.services.base import Service
 
 
 class DecisionPolicy(ABC):
     """Answers: which decision, for each bucket and step? The same on every rank: local figures decide nothing.
 
-    Called in this order: go_on(), prepare(), parts(), setup(); then for each step
-    decide() and probes(), launched() when its last bucket was handed over, observe() when it is over. setup() comes
+    Called in this order: go_on(), prepare(), parts(), setup(); then for each step decide() and probes(). setup() comes
     again where buckets are cut anew. What comes before parts() runs in the engine's thread, the rest in the one that
-    trains.
+    trains. What a step was like its `services` see.
 
     Attributes:
         measuring_s: how long prepare() may measure collectives, in seconds, about; None: nothing, and what a request
             leaves open goes by arithmetic.
+        services: what watches steps for it, from when it is made.
         tells_of: numbers of the buckets whose events it tells by itself (`watch`); the session tells of the others.
         history: what was decided when, and why; None where nothing is chosen.
         settled: whether nothing is tried.
-        rollouts: what it wants of steps that are taken back; None where it wants none now.
-        wants_ccr: whether the coming steps are to profile the communication-to-computation ratio, for take_ccr().
-        profiles_ccr: whether it wants a ratio at any time.
-        ccr_obstacle: why there can be none, in words, on all ranks alike; the session says so before prepare().
-        adds_results: whether the results of the step under way join those before (`PolicySettings.allocates_sum`).
-        plan_lacks: what a plan of what is in use now would not do, in words; nothing where it does all.
-        counts_epochs: whether it says itself when an epoch is over, and not the program.
         cuttable: whether gradients may be cut into other buckets once nothing is tried.
     """
 
     measuring_s: float | None = None
+    services: Sequence[Service] = ()
     tells_of: Collection[int] = ()
-    rollouts: Rollouts | None = None
     cuttable: bool = False
-    wants_ccr: bool = False
-    profiles_ccr: bool = False
-    ccr_obstacle: str = ""
-    adds_results: bool = False
-    counts_epochs: bool = False
-    plan_lacks: str = ""
     rank: int
     world_size: int
     capabilities: Capabilities
@@ -167,34 +93,3 @@ class DecisionPolicy(ABC):
     def dropped(self, step: int) -> Collection[int]:
         """Return the buckets that need no more, from the coming step on, what decisions before this one remember."""
         return ()
-
-    def launched(self, step: int) -> None:  # noqa: B027 (most policies ask nothing)
-        """All exchanges of a step are launched: a collective may be launched behind them, and awaited later."""
-
-    def observe(self, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments) -> None:  # noqa: B027
-        """Take what a step took, by number of the bucket, and in all."""
-
-    def take_ccr(self, step: int, ccr: Ccr) -> None:  # noqa: B027
-        """Take the ratio that was profiled, behind step `step`."""
-
-    def count_step(self) -> bool:
-        """A step is over. Return whether an epoch was over before it (`counts_epochs`): rates are known then."""
-        return False
-
-    def end_epoch(  # noqa: B027
-        self, step: int, learning_rates: Sequence[float], states: Sequence[BucketState], unit: float, launch: Launch
-    ) -> None:
-        """An epoch is over. Ranks may agree on something, at once. Collective.
-
-        Args:
-            step: the coming one.
-            learning_rates: of the coming epoch, as far as they are known here.
-            states: what buckets remember, by number.
-            unit: what gradients were multiplied by, as of mixed precision.
-        """
-
-    def resume(self) -> None:  # noqa: B027
-        """What passed since the last step belongs to no step."""
-
-    def close(self) -> None:  # noqa: B027
-        """Let what is written be complete."""

@@ -13,12 +13,12 @@ from hvd_compress.buckets.plan import Part
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError
-from hvd_compress.policies.agreement import gathered
 from hvd_compress.policies.base import DecisionPolicy
 from hvd_compress.policies.fixed import decide, left_open
 from hvd_compress.policies.prices import Prices, measured
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request
+from hvd_compress.services.agreement import gathered
 from hvd_compress.settings import Settings
 
 Choose = Callable[[Layout], Request]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hvd_compress.cost.paths import Path
 from hvd_compress.events.history import Event
-from hvd_compress.policies.base import BucketMetrics
+from hvd_compress.services.base import BucketMetrics
 
 if TYPE_CHECKING:
     from typing_extensions import Self

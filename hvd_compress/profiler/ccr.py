@@ -9,10 +9,10 @@ import torch
 
 from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.policies.agreement import gathered
-from hvd_compress.policies.ccr import Ccr, StepRecord, ccr_of
 from hvd_compress.profiler.clocks import Clock, clock_of, device_of
 from hvd_compress.profiler.recorder import Recorder
+from hvd_compress.services.agreement import gathered
+from hvd_compress.services.ccr import Ccr, StepRecord, ccr_of
 
 
 class CcrProfiler:

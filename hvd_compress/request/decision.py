@@ -56,3 +56,8 @@ class Decision:
     def no_plan(self) -> str:
         """Why no plan can say it, in words; nothing where compressor and path say all that build() makes."""
         return ""
+
+    @property
+    def plan_lacks(self) -> str:
+        """What a plan of it would not do, in words; nothing where it does all."""
+        return ""

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Compressor
-from hvd_compress.policies import BucketMetrics
 from hvd_compress.policies.plan_settings import OF_FUNCTIONS, compressor_of, name_of
 from hvd_compress.request.decision import Decision
+from hvd_compress.services.base import BucketMetrics
 from hvd_compress.session.bucket import SessionBucket
 from hvd_compress.session.report import StepReport
 

@@ -15,9 +15,10 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.events.history import History
 from hvd_compress.events.recorder import EventRecorder
 from hvd_compress.events.tensorboard import TensorBoard
-from hvd_compress.policies import DecisionPolicy, StepMoments
+from hvd_compress.policies import DecisionPolicy
 from hvd_compress.request.request import Request
 from hvd_compress.schemes.phases import PhaseSpans
+from hvd_compress.services.base import StepMoments
 from hvd_compress.session import notices
 from hvd_compress.session.bucket import SessionBucket
 from hvd_compress.session.metrics import StepMetrics

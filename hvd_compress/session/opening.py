@@ -74,14 +74,14 @@ class Opening:
         """
         engine.tracks_asked = self.settings.in_flight
         policy = policy_for(self.request, self.settings, engine.world_size)
-        words = self._words(engine, policy, resuming, profiling, ccr)
+        ccr.serve(policy)
+        words = self._words(engine, resuming, profiling, ccr)
         described = [slot.describe(name) for name, slot in self.parameters.items()]
         obstacle = self.settings.obstacle(engine.rank)
         with engine.aside():  # the handshake belongs to no step
             resumes = repr((resuming.cuts, resuming.choice)) if resuming.cuts or resuming.choice else ""
             offer = Offer(words, described, self.order, self.sparse, resuming.step, obstacle, resumes, resuming.choice)
             agreement = agree(engine, offer)
-        policy.ccr_obstacle = ccr.obstacle
         engine.locate()
         if profiling is not None and profiling.active:
             profiling.prepare(engine)
@@ -95,7 +95,6 @@ class Opening:
     def _words(
         self,
         engine: Engine,
-        policy: DecisionPolicy,
         resuming: Resuming,
         profiling: Profiling | None,
         ccr: CcrMeasurement,
@@ -115,5 +114,4 @@ class Opening:
             **({"the step to go on with": str(resuming.step)} if resuming.is_again else {}),
             **(profiling.fingerprint() if profiling is not None else {}),
             **ccr.fingerprint(),
-            **({"what keeps a CCR from being profiled": ccr.obstacle} if policy.profiles_ccr else {}),
         }

@@ -13,7 +13,7 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.policies import DecisionPolicy
-from hvd_compress.policies.ccr import Ccr
+from hvd_compress.services.ccr import Ccr, WantsCcr
 from hvd_compress.settings import DEFAULT_CCR_STEPS, CcrSettings
 
 log = logging.getLogger("hvd_compress")
@@ -76,6 +76,7 @@ class CcrMeasurement:
         """`settings`: what a command wants, if one does."""
         self._command = settings  # until it has its ratio
         self._asked = 0  # steps, of a program or the command
+        self._of_policy: WantsCcr | None = None
         self._for_policy = False  # what is recorded
         self._layouts: Sequence[Layout] = ()  # of the steps that are recorded
         self._steps = 0  # of this process
@@ -95,8 +96,18 @@ class CcrMeasurement:
 
     def fingerprint(self) -> Mapping[str, str]:
         """Return what must be equal on all ranks, in words."""
-        command = self._command
-        return {} if command is None else {"HVD_COMPRESS_CCR": f"{command.skip} + {command.steps} steps"}
+        command, words = self._command, {}
+        if command is not None:
+            words["HVD_COMPRESS_CCR"] = f"{command.skip} + {command.steps} steps"
+        if self._of_policy is not None:
+            words["what keeps a CCR from being profiled"] = self.obstacle
+        return words
+
+    def serve(self, policy: DecisionPolicy) -> None:
+        """This policy decides from now on; it may want a ratio."""
+        self._of_policy = next((each for each in policy.services if isinstance(each, WantsCcr)), None)
+        if self._of_policy is not None:
+            self._of_policy.obstacle = self.obstacle
 
     def ask(self, steps: int) -> None:
         """Have the coming steps recorded, or the first ones in which the policy tries nothing. All ranks call it."""
@@ -126,8 +137,8 @@ class CcrMeasurement:
             self._layouts = layouts
             self.profiler.restart()
         elif (found := self.profiler.end_step(step, exchange_s, launch)) is not None:
-            if self._for_policy:
-                policy.take_ccr(step, found)
+            if self._for_policy and self._of_policy is not None:
+                self._of_policy.take(step, found)
             else:
                 self._take(step, found, rank)
 
@@ -136,7 +147,7 @@ class CcrMeasurement:
         assert self.profiler is not None
         if self._command is not None and self._steps >= self._command.skip and not self._asked:
             self._asked = self._command.steps
-        self._for_policy = policy.wants_ccr
+        self._for_policy = self._of_policy is not None and self._of_policy.wanted
         steps = DEFAULT_CCR_STEPS if self._for_policy else self._asked * policy.settled
         if steps:
             self._layouts = layouts

@@ -20,14 +20,16 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.devices import Lanes
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
+from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import CommunicationError, ReplicaError, UsageError, located, received
 from hvd_compress.feedback.loss_scale import LossScale
-from hvd_compress.feedback.states import RESULT_SUM, States
-from hvd_compress.policies import BucketMetrics, DecisionPolicy, StepMoments
+from hvd_compress.feedback.states import RESULT_SUM, BucketState, States
+from hvd_compress.policies import DecisionPolicy
 from hvd_compress.policies.plan_in_use import plan_in_use
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import Probe
+from hvd_compress.services.base import BucketMetrics, Exchange, StepMoments
 from hvd_compress.session import gathering
 from hvd_compress.session.bucket import SessionBucket
 from hvd_compress.session.buckets import Buckets
@@ -205,6 +207,8 @@ class Session:
         if not hasattr(self, "_observers"):
             self._observers = Observers(self._settings, self._engine, self._step.returned_s)
         self._observers.watch(self.policy, self._engine.world_size)
+        for service in self.policy.services:
+            service.opened(self)
         return agreement
 
     def reopen(self, connect: Callable[[], Engine], arrivals: Arrivals | None = None) -> None:
@@ -340,8 +344,9 @@ class Session:
         if not self.buckets.every:
             raise UsageError("nothing is in use before the first step: call save_plan() after it")
         plan_in_use(self.decisions, self.layouts, self._engine.world_size).write(FilePath(path))
-        if self.policy is not None and self.policy.plan_lacks:
-            warn_caller(self.policy.plan_lacks)
+        for lacks in dict.fromkeys(decision.plan_lacks for decision in self.decisions.values()):
+            if lacks:
+                warn_caller(lacks)
 
     def begin_step(self, buckets: Sequence[int] | None = None) -> None:
         """A step begins: before its first bucket is handed over. Later calls in the same step change nothing.
@@ -418,7 +423,8 @@ class Session:
     def _finish(self, gives_up: bool) -> tuple[Exchanged, bool]:
         """Wait for all buckets, and commit. Return whether the step is given up on all ranks."""
         assert self.policy is not None
-        self.policy.launched(self.step)
+        for service in self.policy.services:
+            service.launched(self.step)
         exchanged = self._pipeline.finish()
         with located(f"rank {self._engine.job_rank}, step {self.step}"), received():
             native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
@@ -434,24 +440,19 @@ class Session:
         begun_s, held_back = min(step.begun_s or start_s, start_s), self.holds_back
         moments = StepMoments(step.returned_s, begun_s, start_s, perf_counter(), held_back)
         observers.trace(self.step, buckets, exchanged.spans, moments)
-        if self._cut_anew or given_up or not step.is_of_all:
-            policy.resume()  # it knows nothing of how this step travelled
-        else:
-            metrics = zip(exchanged.spans, buckets, strict=True)
-            measured = [BucketMetrics(spans, b.report, b.state) for spans, b in metrics]
-            policy.observe(self.step, self._metrics.observe(measured), moments)
+        is_regular = not self._cut_anew and not given_up and step.is_of_all
+        found = zip(exchanged.spans, buckets, strict=True)
+        measured = self._metrics.observe([BucketMetrics(spans, b.report, b.state) for spans, b in found])
+        over = Exchange(self.step, measured, moments, exchanged.finite, is_regular)
+        for service in policy.services:
+            service.exchanged(over)
+        if is_regular:
             observers.exchanged(self.step, buckets, exchanged.spans)
         self.ccr.end_step(self.step, moments.waited_s, policy, self._pipeline.begin, self._engine.rank, self.layouts)
 
     def _settle(self, exchanged: Exchanged) -> list[tuple[Layout, Decision]]:
         """Let buckets travel as the policy says from the next step on. Return how they have travelled."""
-        policy, buckets = self.policy, self._step.buckets
-        assert policy is not None
-        if policy.count_step():
-            self._end_epoch(self.step + 1)
-        if exchanged.finite and policy.adds_results:
-            for bucket in buckets:
-                bucket.add_result()
+        buckets = self._step.buckets
         held = [name for bucket in buckets for name in bucket.scheme.unsent(bucket.layout)]
         # A step without any gradient is an error of torch's GradScaler: one parameter keeps its zeros.
         self.unsent = frozenset(held[1:] if len(held) == len(self.parameters) else held)
@@ -494,20 +495,34 @@ class Session:
         return self._pipeline.begin(partial(gathering.on_first, value), f"step {self.step}, what is saved")()
 
     def end_epoch(self) -> None:
-        """The program says that an epoch is over, between two steps; of a policy that counts epochs it does nothing.
+        """The program says that an epoch is over, between two steps. Before the first it does nothing.
 
-        All ranks call it alike. Before the first step it does nothing.
+        All ranks call it alike.
         """
-        if self.policy is not None and not self.policy.counts_epochs and not self.failed:
-            self._end_epoch(self.step)
+        if self.policy is not None and not self.failed:
+            for service in self.policy.services:
+                service.end_epoch(self.step)
             self.follow(self.step)
 
-    def _end_epoch(self, step: int) -> None:
-        assert self.policy is not None
-        states, unit = [bucket.state for bucket in self.buckets.every], self.loss_scale.scale or 1.0
-        self.policy.end_epoch(step, self.learning_rates(), states, unit, self._pipeline.begin)
-        for state in states:
-            state.keep(RESULT_SUM)
+    @property
+    def launch(self) -> Launch:
+        """Hands the engine's thread a collective, in step with all ranks."""
+        return self._pipeline.begin
+
+    @property
+    def unit(self) -> float:
+        """What gradients are multiplied by, as of mixed precision."""
+        return self.loss_scale.scale or 1.0
+
+    @property
+    def bucket_states(self) -> list[BucketState]:
+        """What buckets remember, by number."""
+        return [bucket.state for bucket in self.buckets.every]
+
+    def add_results(self) -> None:
+        """Add the results of the step that is over to the sums that its buckets keep."""
+        for bucket in self._step.buckets:
+            bucket.add_result()
 
     @property
     def allocates_sum(self) -> bool:
@@ -548,7 +563,8 @@ class Session:
         self._closed = True
         with ExitStack() as closing:  # each, also where another one fails
             closing.callback(self._pipeline.stop)
-            for written in (getattr(self, "_observers", None), self.policy, self.profiling, self.ccr):
+            services = self.policy.services if self.policy is not None else ()
+            for written in (getattr(self, "_observers", None), *services, self.profiling, self.ccr):
                 if written is not None:
                     closing.callback(written.close)
 

@@ -24,8 +24,8 @@ from hvd_compress.front.known import register as register_front_end
 from hvd_compress.front.optimizer.named_parameters import trainable
 from hvd_compress.front.optimizer.reducer import Reducer
 from hvd_compress.front.optimizer.watchers import register, replaced
-from hvd_compress.policies import Rollouts
 from hvd_compress.request.request import Request
+from hvd_compress.services.base import Rollouts
 from hvd_compress.settings import Settings
 from hvd_compress.warned import warn_caller
 
@@ -197,10 +197,10 @@ class ReducingOptimizer(torch.optim.Optimizer):
             raise replaced("rollout()")
         self._require_rest("rollout()")
         self._rolls_out = True
-        if (wanted := self._rollouts) is None:
+        if (rollouts := self._rollouts) is None:
             return False
         assert self._reducer is not None
-        wanted.roll_out(self._reducer.session, self, step, model, data, steps)
+        rollouts.roll_out(self._reducer.session, self, step, model, data, steps)
         return True
 
     @property
@@ -209,7 +209,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
         session = self._reducer.session if self._reducer is not None else None
         if session is None or session.policy is None or session.last_step is None or not session.last_step.finite:
             return None
-        return session.policy.rollouts
+        found = next((each for each in session.policy.services if isinstance(each, Rollouts)), None)
+        return found if found is not None and found.wanted else None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients; not allowed while they are being exchanged."""
@@ -319,8 +320,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     def _require_rollout(self) -> None:
         """Without this, a rollout that was asked for would never come, and nothing be chosen."""
-        if not self._rolls_out and (wanted := self._rollouts) is not None:
-            raise UsageError(wanted.how)
+        if not self._rolls_out and (rollouts := self._rollouts) is not None:
+            raise UsageError(rollouts.how)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not supported: ranks agree on the parameters once."""

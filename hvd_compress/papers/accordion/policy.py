@@ -21,13 +21,14 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.events.recorder import choice
-from hvd_compress.feedback.states import RESULT_SUM, BucketState
+from hvd_compress.feedback.states import RESULT_SUM
 from hvd_compress.papers.accordion.critical import change, check_count, check_schedule, has_decayed
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.policies.resumed import refused, said_by
 from hvd_compress.policies.telling import TellingPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request
+from hvd_compress.services.base import Exchange, Service, Watched
 from hvd_compress.settings import Settings
 
 log = logging.getLogger("hvd_compress")
@@ -72,6 +73,14 @@ class Accordion(PolicySettings):
         return AccordionPolicy(request, self)
 
 
+class Level(Decision):
+    """One of two, for now."""
+
+    @property
+    def plan_lacks(self) -> str:
+        return "the plan has the level of each bucket now, and switches none: accordion() itself does"
+
+
 class AccordionPolicy(TellingPolicy):
     """Two levels, of which each bucket has one until the next comparison.
 
@@ -80,13 +89,12 @@ class AccordionPolicy(TellingPolicy):
     until there are two, and after a decay of a learning rate until the next comparison.
     """
 
-    plan_lacks = "the plan has the level of each bucket now, and switches none: accordion() itself does"
-
     def __init__(self, request: Request, settings: Accordion) -> None:
         super().__init__()
         plain = replace(request, policy=None)
         self._levels = {True: FixedPolicy(plain), False: FixedPolicy(settings.high)}  # by whether it is critical
         self._settings = settings
+        self.services = (_Epochs(self),)
         self._layouts: Sequence[Layout] = ()
         self._decisions: dict[bool, Sequence[Decision]] = {}
         self._epoch = self._steps = 0
@@ -103,11 +111,13 @@ class AccordionPolicy(TellingPolicy):
         return range(len(self._layouts))
 
     @property
-    def adds_results(self) -> bool:  # type: ignore[override]
+    def adds_results(self) -> bool:
+        """Whether the results of the step under way join those before."""
         return self._epoch % self._settings.every == 0
 
     @property
-    def counts_epochs(self) -> bool:  # type: ignore[override]
+    def counts_epochs(self) -> bool:
+        """Whether it says itself when an epoch is over, and not the program."""
         return self._settings.epoch_steps is not None
 
     def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
@@ -146,34 +156,36 @@ class AccordionPolicy(TellingPolicy):
         else:
             most = max(self._calm[name] for name in layout.names)
             words = f"not critical: the norm of the summed gradient has changed by {most:.0%}"
-        return replace(decision, reason=f"{words}; {decision.reason}")
+        reason = f"{words}; {decision.reason}"
+        return Level(decision.compressor, decision.path, decision.device, reason, decision.is_trial)
 
     def _is_critical(self, layout: Layout) -> bool:
         return not all(name in self._calm for name in layout.names)
 
     def count_step(self) -> bool:
+        """A step is over. Return whether an epoch was over before it: rates are known then."""
         over = self._settings.epoch_steps is not None and self._steps >= self._settings.epoch_steps
         self._steps += 1
         if self._steps == LONG:
             self._tell_without_epochs()
         return over
 
-    def end_epoch(
-        self, step: int, learning_rates: Sequence[float], states: Sequence[BucketState], unit: float, launch: Launch
-    ) -> None:
+    def end_epoch(self, step: int, session: Watched) -> None:
+        """An epoch is over, before step `step`: ranks agree on norms. Collective."""
         if self._steps == 0 and not self.counts_epochs:
             raise UsageError(f"step {step}: no step was taken since the last epoch ended: end_epoch() was called twice")
+        learning_rates = session.learning_rates()
         if not learning_rates and self._tells_without_rates:
             self._tells_without_rates = False
             log.warning(
                 "hvd_compress: accordion() sees no learning rates, so that a decay makes nothing critical: call "
                 "hc.of(model).follow_learning_rate(optimizer) on every rank"
             )
-        decayed, sums = has_decayed(self._own_rates, learning_rates), self._sums(states)
-        norms = [float(torch.linalg.vector_norm(each).double()) / unit for each in sums.values()]
+        decayed, sums = has_decayed(self._own_rates, learning_rates), self._sums(session)
+        norms = [float(torch.linalg.vector_norm(each).double()) / session.unit for each in sums.values()]
         mine = {"decayed": decayed, "rates": list(learning_rates), "norms": norms}
         label = f"step {step}, comparing norms of epoch {self._epoch}"
-        ranks = launch(lambda engine: _told(engine, mine), label)()
+        ranks = session.launch(lambda engine: _told(engine, mine), label)()
         means = map(fmean, zip(*(rank["norms"] for rank in ranks), strict=True))
         before = [self._is_critical(layout) for layout in self._layouts]
         if self.adds_results:
@@ -188,12 +200,15 @@ class AccordionPolicy(TellingPolicy):
         for number, layout in enumerate(self._layouts):
             if self._is_critical(layout) != before[number]:
                 self._history.add(choice(step - 1, number, self._decision(number, layout)))
+        for state in session.bucket_states:
+            state.keep(RESULT_SUM)
 
-    def _sums(self, states: Sequence[BucketState]) -> dict[str, torch.Tensor]:
+    def _sums(self, session: Watched) -> dict[str, torch.Tensor]:
         """Return the sums by parameter, where this is an epoch that is compared; the same names on all ranks."""
         if not self.adds_results:
             return {}
-        return {name: sum_ for state in states for (kind, name), sum_ in state.current.items() if kind == RESULT_SUM}
+        kept = (item for state in session.bucket_states for item in state.current.items())
+        return {name: sum_ for (kind, name), sum_ in kept if kind == RESULT_SUM}
 
     def _compare(self, norms: Mapping[str, float]) -> None:
         """Find out who is critical, bucket by bucket."""
@@ -208,6 +223,7 @@ class AccordionPolicy(TellingPolicy):
         self._norms = {name: norm for name, norm in norms.items() if math.isfinite(norm)}
 
     def close(self) -> None:
+        """Say so where no epoch has ended."""
         if 1 < self._steps < LONG:
             self._tell_without_epochs()
 
@@ -235,6 +251,30 @@ class AccordionPolicy(TellingPolicy):
             self._norms, self._calm = _by_name(said["norms"]), _by_name(said["calm"])
             self._why = str(said["why"])
         return True
+
+
+class _Epochs(Service):
+    """Sums the results of steps, and ends epochs."""
+
+    def __init__(self, policy: AccordionPolicy) -> None:
+        self._policy = policy
+        self._session: Watched
+
+    def opened(self, session: Watched) -> None:
+        self._session = session
+
+    def exchanged(self, exchange: Exchange) -> None:
+        if self._policy.count_step():
+            self._policy.end_epoch(exchange.step + 1, self._session)
+        if exchange.finite and self._policy.adds_results:
+            self._session.add_results()
+
+    def end_epoch(self, step: int) -> None:
+        if not self._policy.counts_epochs:
+            self._policy.end_epoch(step, self._session)
+
+    def close(self) -> None:
+        self._policy.close()
 
 
 def _told(engine: Engine, mine: Mapping[str, Any]) -> list[Mapping[str, Any]]:

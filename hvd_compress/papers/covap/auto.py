@@ -14,14 +14,14 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import Event
 from hvd_compress.papers.covap.policy import DEFAULT_INTERVAL, CovapPolicy
-from hvd_compress.policies.agreement import WINDOW, Agreement, StepTimes, window
-from hvd_compress.policies.base import BucketMetrics, StepMoments
-from hvd_compress.policies.ccr import Ccr, interval_of
-from hvd_compress.policies.detector import THRESHOLD, Detector
 from hvd_compress.policies.resumed import refused, said_by
 from hvd_compress.policies.telling import TellingPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
+from hvd_compress.services.agreement import WINDOW, Agreed, window
+from hvd_compress.services.base import BucketMetrics, Exchange
+from hvd_compress.services.ccr import Ccr, WantsCcr, interval_of
+from hvd_compress.services.watch import Watch
 
 WARM = 2
 """Steps before the first profile: what is allocated and connected once belongs to no step."""
@@ -33,36 +33,28 @@ class AutoCovapPolicy(CovapPolicy, TellingPolicy):
     Where nothing may be measured, or a model has no one clock, the interval is DEFAULT_INTERVAL.
     """
 
-    profiles_ccr = True
-
     def __init__(self, request: Request, shard: bool, hold_unsent: bool) -> None:
         super().__init__(request, 1, shard, hold_unsent)
         TellingPolicy.__init__(self)
-        self._agreement = Agreement()
-        self._steps = 0
+        self._watch, self._profile = Watch(self, self._history), _Profile(self)
+        self.services = (self._watch, self._profile)
         self._ccr: float | None = None  # None until it is known
-        self._detector: Detector | None = None
-        self._threshold = THRESHOLD
         self._step_s = 0.0
         self._layouts: Sequence[Layout] = ()
 
     @property
     def _measures(self) -> bool:
-        return self.measuring_s is not None and not self.ccr_obstacle
+        return self.measuring_s is not None and not self._profile.obstacle
 
     @property
     def settled(self) -> bool:
         return not self._measures or self._ccr is not None
 
-    @property
-    def wants_ccr(self) -> bool:  # type: ignore[override]
-        return not self.settled and self._steps >= WARM
-
     def chosen(self) -> str:
         if not self._measures or self._ccr is None:
             return ""
-        level_s = None if self._detector is None else self._detector.level_s
-        return json.dumps({"policy": "covap", "ccr": self._ccr, "level_s": level_s})
+        level_s = self._watch.alarm.level_s
+        return json.dumps({"policy": "covap", "ccr": self._ccr, "level_s": None if math.isnan(level_s) else level_s})
 
     def go_on(self, chosen: str) -> bool:
         with refused():
@@ -70,18 +62,19 @@ class AutoCovapPolicy(CovapPolicy, TellingPolicy):
             if said is None:
                 return False
             self._ccr, level_s = _figure(said["ccr"]), said["level_s"]
-            if level_s is not None and not _figure(level_s):
-                raise ValueError("exchanges took no time")
-            self._detector = None if level_s is None else Detector(_figure(level_s), found=2)
+            if level_s is not None:
+                if not _figure(level_s):
+                    raise ValueError("exchanges took no time")
+                self._watch.alarm.expect(_figure(level_s), found=2)
         return True
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
-        self._agreement.drop()  # it is about other buckets
+        self._watch.restart(launch)
         self._layouts, self._launch = buckets, launch
         if self.world_size == 1:
             self._interval, self._why = 1, "one rank exchanges nothing"
         elif not self._measures:
-            self._interval, self._why = DEFAULT_INTERVAL, self.ccr_obstacle or "nothing is measured"
+            self._interval, self._why = DEFAULT_INTERVAL, self._profile.obstacle or "nothing is measured"
         elif self._ccr is not None:
             self._interval = interval_of(self._ccr)
             self._why = f"CCR {self._ccr:.3g}"
@@ -95,39 +88,49 @@ class AutoCovapPolicy(CovapPolicy, TellingPolicy):
         self._history.add(Event(step, "ccr", reason=f"{ccr}: interval {interval}{most}"))
         self.setup(step + 1, self._layouts, self._launch)
 
-    def observe(self, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments) -> None:
-        self._steps += 1
-        if not self.settled or not self._measures or moments.held_back:
-            return
-        if self._agreement.ready(step):
-            self._watch_network(step, self._agreement.take().steps)
-        self._agreement.record(moments, metrics)
-
-    def launched(self, step: int) -> None:
-        """Behind the last exchange ranks are in step. They compare the steps before this one, whole intervals."""
-        if (
-            self._measures
-            and self.settled
-            and not self._agreement.under_way
-            and self._agreement.recorded >= self._every
-        ):
-            self._agreement.begin(self._launch, step)
-
     @property
-    def _every(self) -> int:
+    def every(self) -> int:
+        """Whole intervals, as steps send different buckets."""
+        if not self._measures or not self.settled:
+            return 0
         return self._interval * math.ceil((window(self._step_s) if self._step_s else WINDOW) / self._interval)
 
-    def _watch_network(self, step: int, steps: Sequence[StepTimes]) -> None:
-        """Has what exchanges take changed? Whole intervals are compared, as steps send different buckets."""
+    @property
+    def is_awaited(self) -> bool:
+        return False
+
+    def note(self, metrics: Sequence[BucketMetrics]) -> tuple[()]:
+        return ()
+
+    def tell(self, notes: Sequence[tuple[()]]) -> Sequence[float]:
+        return ()
+
+    def on_steps(self, step: int, agreed: Agreed, notes: Sequence[tuple[()]]) -> float:
+        steps = agreed.steps
         self._step_s = fmean(times.whole_s for times in steps)
-        summed_s = fmean(times.summed_s for times in steps[: len(steps) // self._interval * self._interval])
-        if self._detector is None:
-            self._detector = Detector(summed_s, self._threshold)
-        elif self._detector.add(summed_s):
-            self._threshold = 2 * self._detector.threshold  # a network that was measured in vain is noisy
-            self._history.add(Event(step, "network", reason="exchanges take another time than those before"))
-            self._ccr = self._detector = None
-            self.setup(step + 1, self._layouts, self._launch)
+        return fmean(times.summed_s for times in steps[: len(steps) // self._interval * self._interval])
+
+    def on_alarm(self, step: int) -> None:
+        """Profile anew."""
+        self._ccr = None
+        self.setup(step + 1, self._layouts, self._launch)
+
+
+class _Profile(WantsCcr):
+    """Has the ratio profiled until it is known."""
+
+    def __init__(self, policy: AutoCovapPolicy) -> None:
+        self._policy, self._steps = policy, 0
+
+    @property
+    def wanted(self) -> bool:
+        return not self._policy.settled and self._steps >= WARM
+
+    def exchanged(self, exchange: Exchange) -> None:
+        self._steps += exchange.is_regular
+
+    def take(self, step: int, ccr: Ccr) -> None:
+        self._policy.take_ccr(step, ccr)
 
 
 def _figure(value: object) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from hvd_compress.papers.flexible.clocks import offsets
-from hvd_compress.policies.agreement import Phases
+from hvd_compress.services.agreement import Phases
 
 
 @dataclass(frozen=True)

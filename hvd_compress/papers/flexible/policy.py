@@ -26,9 +26,6 @@ from hvd_compress.papers.flexible.ratio import BucketRatio
 from hvd_compress.papers.flexible.resumed import Ratios, loaded, saved
 from hvd_compress.papers.flexible.rollout import HOW, Rollout, roll_out
 from hvd_compress.papers.flexible.settings import RatioSettings
-from hvd_compress.policies.agreement import Agreed, Agreement, gathered, kernels_s, phases, window
-from hvd_compress.policies.base import BucketMetrics, StepMoments
-from hvd_compress.policies.detector import Detector
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.policies.prices import Open, Prices, keys_of, measure
 from hvd_compress.policies.resumed import decided
@@ -37,6 +34,9 @@ from hvd_compress.policies.telling import TellingPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request
 from hvd_compress.schemes import Probe
+from hvd_compress.services.agreement import Agreed, gathered, kernels_s, phases, window
+from hvd_compress.services.base import BucketMetrics, Rollouts
+from hvd_compress.services.watch import Watch
 from hvd_compress.settings import Settings
 
 LOOK_STEPS = 8
@@ -59,13 +59,22 @@ class Trial:
         return [fmean(column) if column else math.nan for column in known]
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What this rank measured of a step: by what buckets travelled, the phases of each, and gains where it looked."""
+
+    used: Mapping[int, tuple[Compressor, Path]]
+    phases: Sequence[float]
+    look: Sequence[float]
+
+
 class FlexiblePolicy(TellingPolicy):
     """Chooses ratio, scheme and algorithms of each bucket. Where nothing may be measured: the ratio in the middle.
 
     Collectives are priced by alpha-beta lines through what was measured of them (Eq. 4), kernels by what they took.
     Gains are looked at every LOOK_STEPS steps, or more where steps are short; where that of the ratio in use has moved,
     the bucket's ratio is chosen anew (Eq. 6). Where exchanges take another time, the network is measured again, and all
-    are. It is its own `Rollouts`, and what these try ratios for.
+    are.
 
     Attributes:
         due: why steps are to be rolled out now, or nothing.
@@ -83,18 +92,14 @@ class FlexiblePolicy(TellingPolicy):
         self._first: Sequence[Decision] = ()
         self._used: dict[int, tuple[Compressor, Path]] = {}  # by what buckets travel in the step under way
         self._launch: Launch
-        self._agreement = Agreement()
-        self._ways: list[dict[int, tuple[Compressor, Path]]] = []  # of the steps that were recorded
-        self._compared: list[dict[int, tuple[Compressor, Path]]] = []
-        self._phases: list[float] = []  # of those steps, by bucket
-        self._look: list[float] = []  # gains of the last look, by bucket
+        self._watch = Watch(self, self._history)
+        self.services = (self._watch, _Rollouts(self))
         self._step_s = 0.0
-        self._detector: Detector | None = None
-        self._stands = self._is_first = True
+        self._stands = True
         self._trials: list[Trial] = []
         self._no_rollout_before = 0
         self._resumed: Ratios | None = None
-        self.how, self.due = HOW, "training begins" if asked.gain == "rollout" else ""
+        self.due = "training begins" if asked.gain == "rollout" else ""
         self.ratios: Sequence[float] = asked.ratios
 
     @property
@@ -106,8 +111,8 @@ class FlexiblePolicy(TellingPolicy):
         return all(bucket.gains for bucket in self._buckets.values())
 
     @property
-    def rollouts(self) -> FlexiblePolicy | None:  # type: ignore[override]
-        return self if self.due and self._buckets else None
+    def wants_rollout(self) -> bool:
+        return bool(self.due and self._buckets)
 
     def chosen(self) -> str:
         if not self._buckets or not self.settled or self._trials or not self._step_s:
@@ -154,9 +159,9 @@ class FlexiblePolicy(TellingPolicy):
         return [path for path in paths if path.scheme in ("allgather", STAR) and path.broadcast == Path(STAR).broadcast]
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
-        self._agreement.drop()  # it is about other buckets
-        self._ways, self._compared, self._phases, self._look, self._detector = [], [], [], [], None
-        self._layouts, self._launch, self._is_first = buckets, launch, True
+        self._watch.restart(launch)
+        self._watch.alarm.forget()
+        self._layouts, self._launch = buckets, launch
         self._first = self._fixed.setup(step, buckets, launch)
         if self.world_size == 1:
             alone = "no compression pays with one rank"
@@ -191,9 +196,14 @@ class FlexiblePolicy(TellingPolicy):
         return True
 
     @property
-    def _every(self) -> int:
-        """After how many steps ranks are to compare them."""
+    def every(self) -> int:
+        if not self._buckets:
+            return 0
         return max(LOOK_STEPS, window(self._step_s)) if self.settled else 1
+
+    @property
+    def is_awaited(self) -> bool:
+        return not self.settled
 
     @property
     def _width(self) -> int:
@@ -229,7 +239,7 @@ class FlexiblePolicy(TellingPolicy):
         return [number for number, (compressor, _) in self._used.items() if not compressor.compresses]
 
     def probes(self, step: int) -> Mapping[int, Probe]:
-        looks = self._agreement.recorded + 1 >= self._every or bool(self._trials)
+        looks = self._watch.recorded + 1 >= self.every or bool(self._trials)
         ratios = self.ratios if self._asked.gain == "curve" else ()
         found = {}
         for number in self._buckets:
@@ -237,73 +247,67 @@ class FlexiblePolicy(TellingPolicy):
             found[number] = Probe(self._used[number][1].scheme in (STAR, VAR), ks if looks else None)
         return found
 
-    def observe(self, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments) -> None:
+    def note(self, metrics: Sequence[BucketMetrics]) -> Seen | None:
         own = {number: metrics[number] for number in self._buckets}
-        if not own or self._is_first:
-            self._is_first = False
-            return
-        if moments.held_back:
-            return
         if self._trials:
             self._trials[-1].rows.append([(kernels_s(of), _sent(of)) for of in own.values()])
-            return
+            return None
         if self.due and not self.settled:
-            return  # until a rollout nothing can be chosen
+            return None  # until a rollout nothing can be chosen
         self._roots.see(metrics)
-        if self._agreement.ready(step) or (self._agreement.under_way and not self.settled):
-            self._take(step, self._agreement.take())
-        self._agreement.record(moments, metrics)
-        self._ways.append(self._used)
-        self._phases += [figure for of in own.values() for figure in phases(of)]
         samples = [of.report.sample for of in own.values()]
+        look = []
         if all(sample is not None for sample in samples):
-            self._look = [g for s, of in zip(samples, own.values(), strict=True) for g in (*s.gains(), _sent(of))]  # type: ignore[union-attr]
+            look = [g for s, of in zip(samples, own.values(), strict=True) for g in (*s.gains(), _sent(of))]  # type: ignore[union-attr]
+        return Seen(self._used, [figure for of in own.values() for figure in phases(of)], look)
 
-    def launched(self, step: int) -> None:
-        """Behind the last exchange ranks are in step. They compare the steps before this one."""
-        agreement = self._agreement
-        if self._buckets and not self._trials and not agreement.under_way and agreement.recorded >= self._every:
-            look = self._look or [math.nan] * (self._width * len(self._buckets))
-            agreement.begin(self._launch, step, [*look, *self._phases, *self._roots.tell()])
-            self._compared, self._ways, self._phases, self._look = self._ways, [], [], []
+    def tell(self, notes: Sequence[Seen]) -> Sequence[float]:
+        """Return the last gains, the phases of each step, and what the choice of roots needs."""
+        looks = [seen.look for seen in notes if seen.look] or [[math.nan] * (self._width * len(self._buckets))]
+        return [*looks[-1], *(figure for seen in notes for figure in seen.phases), *self._roots.tell()]
 
-    def _take(self, step: int, agreed: Agreed) -> None:
-        """Make of what ranks agree on what is to be made."""
+    def on_steps(self, step: int, agreed: Agreed, notes: Sequence[Seen]) -> float | None:
         self._step_s = median([times.whole_s for times in agreed.steps])
         width, count = self._width, len(self._buckets)
         looked, timed = width * count, (width + 4 * len(agreed.steps)) * count
         exchanges = exchange_times([rank[looked:timed] for rank in agreed.told], count)
-        knew = self.settled
         for place, (number, bucket) in enumerate(self._buckets.items()):
-            for ways, times in zip(self._compared, exchanges, strict=True):
-                bucket.kernels.note(*ways[number], times[place].kernels_s)
-            looks = [rank[width * place : width * (place + 1)] for rank in agreed.told]
+            for seen, times in zip(notes, exchanges, strict=True):
+                bucket.kernels.note(*seen.used[number], times[place].kernels_s)
+        self._learn(step, [rank[:looked] for rank in agreed.told])
+        for event in self._roots.take(step, [rank[timed:] for rank in agreed.told]):
+            self._history.add(event)
+            self._stands = False
+        if not self.settled or not self._stands:
+            self._watch.alarm.forget()  # exchanges will take another time
+            return None
+        exchanging_s: float = sum(median([each.seconds for each in column]) for column in zip(*exchanges, strict=True))
+        return exchanging_s
+
+    def _learn(self, step: int, ranks: Sequence[Sequence[float]]) -> None:
+        """Take the gains that all ranks have looked at, by rank, and choose where they have moved."""
+        knew, width = self.settled, self._width
+        for place, bucket in enumerate(self._buckets.values()):
+            looks = [rank[width * place : width * (place + 1)] for rank in ranks]
             gains = [fmean(column) for column in zip(*looks, strict=True)]
             if self._asked.gain == "rollout":
                 bucket.watch(gains[-1])
             elif bucket.compressor.compresses or not bucket.gains:  # else nothing is left over: gains are others
                 bucket.learn(gains[:-1])
-        for event in self._roots.take(step, [rank[timed:] for rank in agreed.told]):
-            self._history.add(event)
-            self._stands = False
-        exchanging_s = sum(median([each.seconds for each in column]) for column in zip(*exchanges, strict=True))
+        moved = [number for number, bucket in self._buckets.items() if bucket.moved]
         if self._asked.gain == "rollout":
-            moved = [number for number, bucket in self._buckets.items() if bucket.moved]
             if moved and step >= self._no_rollout_before:
                 self.due = self.due or f"the gain of bucket {moved[0]} has moved"
-        else:
-            for number, bucket in self._buckets.items():
-                if self.settled and (not knew or bucket.moved):
-                    self._choose(step, number, "the gain has moved" if knew else "gains are known")
-        if not self.settled or not self._stands:
-            self._detector = None  # exchanges will take another time
-        elif self._detector is None:
-            self._detector = Detector(exchanging_s)
-        elif self._detector.add(exchanging_s):
-            self._history.add(Event(step, "network", reason="exchanges take another time than those before"))
-            self._launch(self._measure, f"after step {step}, measuring the network", self.measuring_s or 0.0)()
-            for number in self._buckets:
-                self._choose(step, number, "another network")
+            return
+        for number in moved if knew else self._buckets:
+            if self.settled:
+                self._choose(step, number, "the gain has moved" if knew else "gains are known")
+
+    def on_alarm(self, step: int) -> None:
+        """Measure the network, and choose all anew."""
+        self._watch.measure(self._measure, step, self.measuring_s)
+        for number in self._buckets:
+            self._choose(step, number, "another network")
 
     def _choose(self, step: int, number: int, reason: str) -> None:
         bucket, self._resumed = self._buckets[number], None
@@ -313,23 +317,19 @@ class FlexiblePolicy(TellingPolicy):
         taken, gain = bucket.expected_s, bucket.known_gain
         self._history.add(Event(step, "ratio", number, ratio=ratio, gain=gain, predicted_s=taken, reason=why))
         self._history.add(choice(step, number, self._decision(number)))
-        self._stands, self._detector = False, None
+        self._stands = False
+        self._watch.alarm.forget()
 
     @property
     def tells_of(self) -> Sequence[int]:  # type: ignore[override]
         return tuple(self._buckets)
 
     def begin(self, step: int, steps: int) -> None:
-        self._agreement.drop()
-        self._ways, self._compared, self._phases, self._look = [], [], [], []
+        self._watch.drop()
         ranks = self._launch(partial(gathered, [float(steps)]), f"step {step}, comparing the steps of a rollout")()
         asked = [int(steps) for (steps,) in ranks]
         if len(set(asked)) > 1:
             raise ConfigError(f"rollout(steps=...) must be the same on all ranks, and is, by rank, {asked}")
-
-    def roll_out(self, session: Any, optimizer: Any, step: Any, model: Any, data: Any, steps: Any) -> None:
-        others = tuple(data) if isinstance(data, (list, tuple)) else (data,)
-        roll_out(self, session, optimizer, Rollout(step, model, others, steps))
 
     def try_ratio(self, ratio: float) -> None:
         self._trials.append(Trial(ratio))
@@ -356,10 +356,24 @@ class FlexiblePolicy(TellingPolicy):
                 self._choose(step, number, reason)
             else:
                 self.due = reason
-        self.resume()
+        self._stands = self._watch.is_first = False
 
-    def resume(self) -> None:
-        self._is_first, self._stands = False, False
+
+class _Rollouts(Rollouts):
+    """What a policy wants of steps that are taken back."""
+
+    how = HOW
+
+    def __init__(self, policy: FlexiblePolicy) -> None:
+        self._policy = policy
+
+    @property
+    def wanted(self) -> bool:
+        return self._policy.wants_rollout
+
+    def roll_out(self, session: Any, optimizer: Any, step: Any, model: Any, data: Any, steps: Any) -> None:
+        others = tuple(data) if isinstance(data, (list, tuple)) else (data,)
+        roll_out(self._policy, session, optimizer, Rollout(step, model, others, steps))
 
 
 def _numel(layout: Layout) -> int:

@@ -12,20 +12,21 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
-from hvd_compress.events.history import Event, History
+from hvd_compress.events.history import History
 from hvd_compress.events.recorder import choice
-from hvd_compress.policies.agreement import Agreed, Agreement
 from hvd_compress.policies.auto.arms import Arm, Choices, Family, make_arms, measurable
 from hvd_compress.policies.auto.chooser import Chooser
 from hvd_compress.policies.auto.quality import Candidate, Kind, Quality, candidates
 from hvd_compress.policies.auto.search import MARGIN
-from hvd_compress.policies.base import BucketMetrics, StepMoments
 from hvd_compress.policies.fixed import decide
 from hvd_compress.policies.prices import Prices, keys_of, measure
 from hvd_compress.policies.resumed import Resumed, decided, loaded, saved
 from hvd_compress.policies.telling import TellingPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request, compression_device
+from hvd_compress.services.agreement import Agreed
+from hvd_compress.services.base import BucketMetrics
+from hvd_compress.services.watch import Watch
 from hvd_compress.settings import Settings
 
 TRIED = "tried, to be compared within 20 steps"
@@ -67,16 +68,13 @@ class AutoPolicy(TellingPolicy):
         self._chooser: Chooser | None = None  # where there is something to choose
         self._fixed: Sequence[Decision] = ()  # where there is nothing
         self._arm = 0  # of the step under way
-        self._agreement = Agreement()
-        self._recorded: list[int] = []  # the arms of steps that ranks have not compared yet
-        self._compared: list[int] = []  # those of steps that they are comparing
-        self._launch: Launch
         self._resumed: Resumed | None = None
         self._skipped = False  # whether nothing was measured, as there is nothing to choose
         self._told = False  # whether the choice was
         self._reason_told = ""
         self._kept = ""  # the reason of an arm that was chosen for other buckets
-        self._is_first = True  # whether the step under way began before buckets were known
+        self._watch = Watch(self, self._history)
+        self.services = (self._watch,)
 
     @property
     def history(self) -> History | None:
@@ -93,7 +91,7 @@ class AutoPolicy(TellingPolicy):
     def chosen(self) -> str:
         if self._chooser is None or not self._told:
             return ""
-        arm, level_s = self._arms[self._arm], self._chooser.level_s
+        arm, level_s = self._arms[self._arm], self._watch.alarm.level_s
         if math.isnan(level_s):
             return ""
         return saved(arm.name, arm.decisions, _compressible(self._layouts), self.world_size, level_s)
@@ -120,25 +118,25 @@ class AutoPolicy(TellingPolicy):
             self._prices = measure(engine, keys_of(ways, self.world_size), self.measuring_s)
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
-        self._agreement.drop()  # it is about other buckets
-        self._recorded, self._compared = [], []
-        self._layouts, self._launch, self._kept = buckets, launch, ""
+        self._watch.restart(launch)
+        self._watch.alarm.forget()
+        self._layouts, self._kept = buckets, ""
         kept = (self._arms[self._arm], self._reason_told) if self._told and self.settled else None
         arms, self._arm, self._chooser = self._go_on(), 0, None
         if not arms and self._skipped:
-            self._launch(self._measure, f"step {step}, measuring the network", self.measuring_s or 0.0)()
+            launch(self._measure, f"step {step}, measuring the network", self.measuring_s or 0.0)()
             self._skipped = False
         self._arms = arms or self._made()
         if self.measuring_s is not None and self._is_open:
-            self._chooser = Chooser(*self._weights())
+            self._chooser = Chooser(*self._weights(), self._watch.alarm)
             self._arm = self._chooser.first
             if self._resumed is not None:
-                self._chooser.resume(self._resumed.exchanging_s)
+                self._watch.alarm.expect(self._resumed.exchanging_s, found=2)  # with which two windows are compared
             elif kept is not None:
                 self._keep(self._chooser, *kept)
         else:
             self._fixed = self._choices.unmeasured(_compressible(buckets), self.world_size, self.capabilities)
-        self._told, self._is_first = False, True
+        self._told = False
         return self._decisions()
 
     @property
@@ -219,44 +217,32 @@ class AutoPolicy(TellingPolicy):
         ]
         return "; ".join(filter(None, found))
 
-    def observe(self, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments) -> None:
-        chooser = self._chooser
-        if chooser is None or self._is_first:
-            self._is_first = False
-            return
-        if moments.held_back:
-            return
-        if self._agreement.ready(step) or (self._agreement.under_way and not chooser.settled):
-            self._take(step, chooser, self._agreement.take())
-        if chooser.changed:
-            self._measure_again(step)
-            return
-        self._agreement.record(moments, metrics)
-        self._recorded.append(self._arm)
+    @property
+    def every(self) -> int:
+        return self._chooser.every if self._chooser is not None else 0
 
-    def _take(self, step: int, chooser: Chooser, agreed: Agreed) -> None:
-        chooser.record(list(zip(self._compared, agreed.steps, strict=True)))
+    @property
+    def is_awaited(self) -> bool:
+        return not self.settled
 
-    def launched(self, step: int) -> None:
-        """Behind the last exchange ranks are in step. They compare the steps before this one."""
-        chooser = self._chooser
-        if chooser is not None and not self._agreement.under_way and self._agreement.recorded >= chooser.every:
-            self._agreement.begin(self._launch, step, self._tell())
-            self._compared, self._recorded = self._recorded, []
+    def note(self, metrics: Sequence[BucketMetrics]) -> int:
+        """Return the arm by which the step travelled."""
+        return self._arm
 
-    def _tell(self) -> Sequence[float]:
-        """Return what ranks tell each other with the times."""
+    def tell(self, notes: Sequence[int]) -> Sequence[float]:
         return ()
 
-    def _measure_again(self, step: int) -> None:
-        """The network seems to be another one: measure it, and search again."""
+    def on_steps(self, step: int, agreed: Agreed, notes: Sequence[int]) -> float | None:
         assert self._chooser is not None
-        self._history.add(Event(step, "network", reason="steps take another time than those before"))
-        self._launch(self._measure, f"after step {step}, measuring the network", self.measuring_s or 0.0)()
+        return self._chooser.record(list(zip(notes, agreed.steps, strict=True)))
+
+    def on_alarm(self, step: int) -> None:
+        """Measure the network, and search again."""
+        assert self._chooser is not None
+        self._watch.measure(self._measure, step, self.measuring_s)
         self._resumed, self._kept = None, ""
         before = self._arms[self._arm].decisions
-        self._arms, self._recorded = self._made(), []
-        self._agreement.drop()
+        self._arms = self._made()
         same = next((number for number, arm in enumerate(self._arms) if arm.decisions == before), None)
         self._chooser.again(*self._weights(), same)
         self._told = False
@@ -265,12 +251,9 @@ class AutoPolicy(TellingPolicy):
         """All, once the choice stands: an exchange of it has sent what other arms had not."""
         return self.tells_of if self._told else range(0)
 
-    def resume(self) -> None:
-        self._is_first = False
-
     def decide(self, step: int) -> Mapping[int, Decision]:
         chooser = self._chooser
-        if chooser is None or self._told or self._is_first:
+        if chooser is None or self._told or self._watch.is_first:
             return {}
         self._arm = chooser.next()
         decisions = self._decisions()

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median_low
 
-from hvd_compress.policies.agreement import StepTimes
+from hvd_compress.services.agreement import StepTimes
 
 FIRST = 2
 """Steps of each arm in the first round."""

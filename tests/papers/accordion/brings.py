@@ -26,6 +26,7 @@ ALLOWED = {
         "front.launched",
         "front.optimizer.optimizer",
         "policies",
+        "services",
         "request",
         "settings",
     }

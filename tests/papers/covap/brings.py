@@ -42,6 +42,7 @@ ALLOWED = {
         "feedback.schedule",
         "native",
         "policies",
+        "services",
         "request",
         "schemes",
         "settings",

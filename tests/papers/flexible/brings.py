@@ -28,6 +28,7 @@ ALLOWED = {
         "events",
         "extras",
         "policies",
+        "services",
         "request",
         "schemes",
         "session.session",

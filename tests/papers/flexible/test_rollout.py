@@ -201,7 +201,7 @@ def test_until_a_rollout_comes_nothing_is_kept_of_the_steps() -> None:
             run.step()
             used.append({str(d) for d in of(run.optimizer).decisions.values()})
         policy = of(run.optimizer).controller
-        return policy._agreement.recorded, len(policy._roots.tell()), used[1:] == [used[1]] * 19
+        return policy._watch.recorded, len(policy._roots.tell()), used[1:] == [used[1]] * 19
 
     for recorded, seen, stays in run_ranks(2, body):
         assert recorded == seen == 0
@@ -227,11 +227,11 @@ def test_what_ranks_are_comparing_is_taken_before_a_rollout_begins() -> None:
         policy = run.optimizer._reducer.session.policy
         for _ in range(600):
             run.step()
-            if policy._agreement.under_way:
+            if policy._watch._agreement.under_way:
                 break
         policy.due = "a test"
         assert run.optimizer.rollout(run.step, run.model, [run.data, run.schedule], steps=1)
-        assert not policy._agreement.under_way
+        assert not policy._watch._agreement.under_way
         run.step()
         return [event.kind for event in of(run.optimizer).controller.history]
 

@@ -13,8 +13,8 @@ from hvd_compress.engines.base import ENGINES, Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.engines.select import EngineSpec, agree_on_engine
 from hvd_compress.errors import ConfigError, UnsupportedError
-from hvd_compress.policies.agreement import gathered
 from hvd_compress.policies.prices import measure
+from hvd_compress.services.agreement import gathered
 
 
 def spec(name: str, obstacle: Callable[[Engine], str | None] = lambda engine: None) -> EngineSpec:

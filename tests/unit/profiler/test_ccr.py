@@ -12,8 +12,8 @@ from hvd_compress import of
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
-from hvd_compress.policies.ccr import Ccr
 from hvd_compress.request.request import Request
+from hvd_compress.services.ccr import Ccr
 from hvd_compress.settings import Settings
 from tests.brought import brought
 from tests.clock import Clock, slowed

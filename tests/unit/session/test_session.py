@@ -16,9 +16,10 @@ from hvd_compress.cost import wire
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.errors import CommunicationError, UsageError
-from hvd_compress.policies import BucketMetrics, DecisionPolicy, Launch, StepMoments
+from hvd_compress.policies import DecisionPolicy, Launch
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request
+from hvd_compress.services.base import Exchange, Service
 from hvd_compress.session import checkpoint
 from hvd_compress.session.session import Session
 from hvd_compress.settings import Settings
@@ -30,11 +31,25 @@ DEVICES = {"cpu": torch.device("cpu")}
 SETTINGS = Settings(600, 60)
 
 
+class Seeing(Service):
+    """Tells a policy of the steps that it sees."""
+
+    def __init__(self, policy: Playing) -> None:
+        self._policy = policy
+
+    def launched(self, step: int) -> None:
+        self._policy.asked.append(("launched", step))
+
+    def exchanged(self, exchange: Exchange) -> None:
+        self._policy.see(exchange)
+
+
 class Playing(DecisionPolicy, PolicySettings):
     """Says what a test wants, and notes what it is asked."""
 
     def __init__(self, by_step: Sequence[Decision]) -> None:
         self.by_step, self.asked, self.seen = by_step, [], []
+        self.services = (Seeing(self),)
 
     def make(self, request: Request, settings: Settings) -> Playing:
         return self
@@ -48,12 +63,11 @@ class Playing(DecisionPolicy, PolicySettings):
         self.asked.append(("decide", step))
         return dict.fromkeys(range(self._count), self.by_step[min(step, len(self.by_step) - 1)])
 
-    def launched(self, step: int) -> None:
-        self.asked.append(("launched", step))
-
-    def observe(self, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments) -> None:
+    def see(self, exchange: Exchange) -> None:
+        moments = exchange.moments
         assert moments.before_s <= moments.begun_s <= moments.waiting_s <= moments.ended_s
-        self.asked.append(("observe", step, len(metrics)))
+        if exchange.is_regular:
+            self.asked.append(("see", exchange.step, len(exchange.metrics)))
 
     def __repr__(self) -> str:
         return "Playing"
@@ -117,7 +131,7 @@ def test_a_policy_is_asked_in_the_promised_order() -> None:
         return policy.asked
 
     buckets = [("a", "b"), ("c", "d")]
-    steps = [("launched", 0), ("observe", 0, 2), ("decide", 1), ("launched", 1), ("observe", 1, 2), ("decide", 2)]
+    steps = [("launched", 0), ("see", 0, 2), ("decide", 1), ("launched", 1), ("see", 1, 2), ("decide", 2)]
     assert run_ranks(2, body)[0] == [("setup", 0, buckets), ("decide", 0), *steps]
 
 
@@ -188,8 +202,8 @@ def test_buckets_that_are_cut_anew_within_a_step_keep_what_is_remembered() -> No
     torch.testing.assert_close(ranks[0][0] + (ranks[0][1] + ranks[1][1]) / 2, given / 2, rtol=1e-4, atol=1e-4)
     asked = ranks[0][2]
     assert ("setup", 1, [("a",), ("d", "b", "c")]) in asked
-    assert ("observe", 1, 2) not in asked  # half of it travelled by what another set-up had said
-    assert ("observe", 2, 2) in asked
+    assert ("see", 1, 2) not in asked  # half of it travelled by what another set-up had said
+    assert ("see", 2, 2) in asked
 
 
 def test_the_step_of_rank_0_counts() -> None:
@@ -226,8 +240,8 @@ def test_a_compressors_state_of_another_shape_goes_on_or_starts_anew(
 class Failing(Playing):
     """Fails after what buckets remember has been committed."""
 
-    def observe(self, step: int, metrics: Sequence[BucketMetrics], moments: StepMoments) -> None:
-        if step == 1:
+    def see(self, exchange: Exchange) -> None:
+        if exchange.step == 1:
             raise KeyboardInterrupt
 
 

@@ -14,11 +14,12 @@ from hvd_compress.compressors import Cast
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.names import ALGORITHMS
-from hvd_compress.policies.agreement import StepTimes
 from hvd_compress.policies.auto.arms import Arm, Family, make_arms
 from hvd_compress.policies.auto.chooser import Chooser
 from hvd_compress.policies.auto.quality import candidates
 from hvd_compress.request.request import Request
+from hvd_compress.services.agreement import StepTimes
+from hvd_compress.services.detector import Alarm
 
 CAN = Capabilities(
     ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather"),
@@ -113,7 +114,7 @@ class Training:
     def run(self, steps: int) -> Chooser:
         """Train, and return what chose. Times are told a step late, as ranks agree on them."""
         arms = self.arms(self.network(0))
-        chooser = Chooser([a.candidate.factor for a in arms], [a.predicted for a in arms])
+        chooser = Chooser([a.candidate.factor for a in arms], [a.predicted for a in arms], Alarm())
         pending: list[tuple[int, StepTimes]] = []
         under_way: list[tuple[int, StepTimes]] = []
         self.alarms: list[int] = []
@@ -125,10 +126,12 @@ class Training:
             times = self.taken(arms[arm], network)
             best = min(self.expected(each, network).whole_s for each in arms)
             self.steps.append((arm, self.expected(arms[arm], network).whole_s, best))
-            chooser.record(under_way)
+            if (window_s := chooser.record(under_way)) is not None:
+                chooser.alarm.add(window_s)
             under_way = []
-            if chooser.changed:
+            if chooser.alarm.rings:
                 self.alarms.append(step)
+                chooser.alarm.answer()
                 before, arms = arms[chooser.next()].decisions, self.arms(network)
                 same = next((number for number, a in enumerate(arms) if a.decisions == before), None)
                 chooser.again([a.candidate.factor for a in arms], [a.predicted for a in arms], same)

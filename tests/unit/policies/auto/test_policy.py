@@ -15,12 +15,13 @@ from hvd_compress.compressors import Cast, PowerSGD
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
-from hvd_compress.policies.agreement import StepTimes
 from hvd_compress.policies.auto.arms import Family, make_arms
 from hvd_compress.policies.auto.chooser import Chooser
 from hvd_compress.policies.auto.policy import AutoPolicy
 from hvd_compress.policies.auto.quality import candidates
 from hvd_compress.request.request import Request
+from hvd_compress.services.agreement import StepTimes
+from hvd_compress.services.detector import Alarm
 from hvd_compress.session.bucket import SessionBucket
 from hvd_compress.settings import Settings
 from tests.clock import slowed
@@ -283,7 +284,7 @@ def test_a_reason_says_why_what_waits_for_less_was_not_taken() -> None:
     policy = AutoPolicy(Request(Cast()), Family(Request(Cast()), candidates("near")))
     layout = Layout.of(1000)
     policy._arms = make_arms(policy._choices, policy._request, [layout], 4, CAN, None)[:2]
-    policy._chooser = chooser = Chooser([1.0, 1.0], [0.0, 0.0])
+    policy._chooser = chooser = Chooser([1.0, 1.0], [0.0, 0.0], Alarm())
     while not chooser.settled:
         policy._arm = chooser.next()
         waited_s = (0.1, 0.095)[policy._arm]
@@ -305,7 +306,7 @@ def test_a_reason_says_why_nothing_else_was_tried(waited_s: float, other_s: floa
     policy._arms = [
         replace(arm, predicted=predicted) for arm, predicted in zip(policy._arms, (0.1, other_s), strict=True)
     ]
-    policy._chooser = chooser = Chooser([1.0, 1.0], [0.1, other_s])
+    policy._chooser = chooser = Chooser([1.0, 1.0], [0.1, other_s], Alarm())
     while not chooser.settled:
         assert chooser.next() == 0
         chooser.record([(0, StepTimes(0.4 + waited_s, 0.3 + waited_s, waited_s, 0.1))])

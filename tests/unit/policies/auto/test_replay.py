@@ -14,9 +14,9 @@ from statistics import mean, median
 import pytest
 
 from benchmarks.auto.grid import read_grid
-from hvd_compress.policies.agreement import StepTimes
 from hvd_compress.policies.auto.arms import MOST
 from hvd_compress.policies.auto.search import Search
+from hvd_compress.services.agreement import StepTimes
 
 NOISE, SEEDS = 0.05, 5
 """Of the logarithm of what a step takes."""

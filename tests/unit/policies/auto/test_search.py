@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from hvd_compress.policies.agreement import StepTimes
 from hvd_compress.policies.auto.search import BUDGET, FIRST, MANY, Search
+from hvd_compress.services.agreement import StepTimes
 
 
 def searched(taken: Sequence[float | StepTimes], predicted: Sequence[float] | None = None) -> tuple[Search, list[int]]:

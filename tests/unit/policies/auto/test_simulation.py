@@ -11,13 +11,14 @@ import pytest
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast
 from hvd_compress.cost.paths import Path
-from hvd_compress.policies.agreement import LONGEST, StepTimes
 from hvd_compress.policies.auto.arms import Family, make_arms
 from hvd_compress.policies.auto.chooser import Chooser
 from hvd_compress.policies.auto.quality import candidates
 from hvd_compress.policies.auto.search import Search
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import Scheme
+from hvd_compress.services.agreement import LONGEST, StepTimes
+from hvd_compress.services.detector import Alarm
 from tests.unit.policies.auto.simulated import CAN, Network, Training
 
 SLOW, SLOWER = Network(5e-3, 1e8), Network(20e-3, 2e7)
@@ -150,7 +151,7 @@ def test_an_arm_that_needs_more_steps_must_save_as_much() -> None:
 
 
 def test_where_nothing_is_waited_for_the_search_ends_soon() -> None:
-    chooser = Chooser([1.0, 1.0], [0.05, 0.01])
+    chooser = Chooser([1.0, 1.0], [0.05, 0.01], Alarm())
     arms = []
     while not chooser.settled:
         arms.append(chooser.next())
@@ -160,7 +161,7 @@ def test_where_nothing_is_waited_for_the_search_ends_soon() -> None:
 
 
 def test_where_all_is_waited_for_curves_decide_what_is_tried() -> None:
-    chooser = Chooser([1.0] * 3, [1.0, 0.5, 0.1])
+    chooser = Chooser([1.0] * 3, [1.0, 0.5, 0.1], Alarm())
     arms = []
     while not chooser.settled:
         arms.append(chooser.next())

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from hvd_compress.services.base import Service
+
 LONGEST_INTERVAL = 8
 """Steps of which one sends a gradient, where a ratio says how many: gradients become too old beyond, where something
 that sends less in each step serves better."""
@@ -80,3 +82,22 @@ def ccr_of(ranks: Sequence[Sequence[StepRecord]]) -> Ccr:
 def interval_of(ccr: float) -> int:
     """Return ceil(CCR), LONGEST_INTERVAL at most; 1 where no backward pass was seen, which can hide nothing."""
     return max(1, math.ceil(min(ccr, LONGEST_INTERVAL))) if math.isfinite(ccr) else 1
+
+
+class WantsCcr(Service):
+    """Wants a ratio of the coming steps, as a policy does. The same on all ranks.
+
+    Attributes:
+        obstacle: why there can be none, in words; the session says so before the policy is prepared.
+        wanted: whether the coming steps are to be profiled.
+    """
+
+    obstacle = ""
+
+    @property
+    def wanted(self) -> bool:
+        raise NotImplementedError
+
+    def take(self, step: int, ccr: Ccr) -> None:
+        """Take the ratio that was profiled, after step `step`."""
+        raise NotImplementedError

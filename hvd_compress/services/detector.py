@@ -1,4 +1,4 @@
-"""Has the network changed? Cumulative sums of what steps take."""
+"""Has the network changed? Cumulative sums of what steps take, and an alarm."""
 
 from __future__ import annotations
 
@@ -47,3 +47,45 @@ class Detector:
         if self._windows % QUIET == 0:
             self.threshold = max(THRESHOLD, self.threshold / 2)
         return max(self._longer, self._shorter) > self.threshold
+
+
+class Alarm:
+    """Watches what exchanges take as they travel now. An alarm makes the next one need twice as much.
+
+    Attributes:
+        rings: whether the network is another one, until it is answered.
+    """
+
+    def __init__(self) -> None:
+        self.rings = False
+        self._threshold = THRESHOLD
+        self._detector: Detector | None = None
+
+    @property
+    def level_s(self) -> float:
+        """What exchanges take, against which a change is noticed; NaN before it is known."""
+        return math.nan if self._detector is None else self._detector.level_s
+
+    @property
+    def threshold(self) -> float:
+        """Of the next alarm."""
+        return self._threshold if self._detector is None else self._detector.threshold
+
+    def expect(self, seconds: float, found: int = 1) -> None:
+        """Exchanges take this long, as `found` windows say, from now on."""
+        self._detector = Detector(seconds, self._threshold, found)
+
+    def add(self, seconds: float) -> None:
+        """Take a window's time; the first says what is expected."""
+        if self._detector is None:
+            self.expect(seconds)
+        else:
+            self.rings = self._detector.add(seconds) or self.rings
+
+    def forget(self) -> None:
+        """Exchanges travel in another way than before: what they take is not known, nor whether that is noisy."""
+        self._threshold, self._detector = THRESHOLD, None
+
+    def answer(self) -> None:
+        """The network was found to be another one: a network that was measured in vain is noisy."""
+        self.rings, self._threshold, self._detector = False, 2 * self.threshold, None

@@ -10,10 +10,10 @@ import pytest
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.states import BucketState
-from hvd_compress.policies import BucketMetrics, StepMoments
-from hvd_compress.policies.agreement import LONGEST, WINDOW, Agreed, Agreement, kernels_s, phases, window
 from hvd_compress.schemes import ProbeReport
 from hvd_compress.schemes.phases import PhaseSpans
+from hvd_compress.services.agreement import LONGEST, WINDOW, Agreed, Agreement, kernels_s, phases, window
+from hvd_compress.services.base import BucketMetrics, StepMoments
 
 AHEAD_S = (0.0, 100.0, -7.0)
 """How far the clock of each rank is ahead."""

@@ -12,7 +12,7 @@ import torch
 
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
-from hvd_compress.policies.base import BucketMetrics, StepMoments
+from hvd_compress.services.base import BucketMetrics, StepMoments
 
 WINDOW, WINDOW_S, LONGEST = 4, 0.5, 32
 """Steps after which ranks compare times again, at least how many seconds they take where they are short, as to compare

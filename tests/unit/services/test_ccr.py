@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from hvd_compress.policies.ccr import Ccr, StepRecord, ccr_of, interval_of
+from hvd_compress.services.ccr import Ccr, StepRecord, ccr_of, interval_of
 
 
 def test_who_waits_for_a_late_rank_does_not_communicate() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_compress.policies.detector import QUIET, REFERENCE, THRESHOLD, Detector
+from hvd_compress.services.detector import QUIET, REFERENCE, THRESHOLD, Detector
 
 
 @pytest.mark.parametrize("factor", [2.1, 1 / 2.1])

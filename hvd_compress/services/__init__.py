@@ -1,0 +1,1 @@
+"""What watches the steps of a session."""

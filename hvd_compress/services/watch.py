@@ -1,0 +1,120 @@
+"""Ranks compare what their steps took, and notice together that the network is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from hvd_compress.engines.base import Engine
+from hvd_compress.engines.launch import Launch
+from hvd_compress.events.history import Event, History
+from hvd_compress.services.agreement import Agreed, Agreement
+from hvd_compress.services.base import BucketMetrics, Exchange, Service
+from hvd_compress.services.detector import Alarm
+
+Note = TypeVar("Note")
+
+
+class Watching(Protocol[Note]):
+    """A policy that has a watch. All of it is the same on all ranks, but what note() and tell() return.
+
+    Attributes:
+        every: after how many steps ranks compare them; 0 while nothing is to be watched.
+        is_awaited: whether nothing can be decided before what is being compared is there.
+    """
+
+    @property
+    def every(self) -> int: ...
+
+    @property
+    def is_awaited(self) -> bool: ...
+
+    def note(self, metrics: Sequence[BucketMetrics]) -> Note | None:
+        """Return what is to be known of a step when it is compared; None where it is not to be compared.
+
+        Args:
+            metrics: what this rank measured of its buckets.
+        """
+
+    def tell(self, notes: Sequence[Note]) -> Sequence[float]:
+        """Return what ranks tell each other with the times of the steps of these notes: as many figures on all."""
+
+    def on_steps(self, step: int, agreed: Agreed, notes: Sequence[Note]) -> float | None:
+        """Take the steps that were compared, in or after step `step`.
+
+        Return what exchanges took in them, for the alarm; None where that says nothing.
+        """
+
+    def on_alarm(self, step: int) -> None:
+        """The network is another one, by what exchanges took up to this step."""
+
+
+class Watch(Service, Generic[Note]):
+    """Compares the steps of all ranks for a policy, which takes them in on_steps(), and a new network in on_alarm().
+
+    Times are recorded step by step, compared by a small all-gather after the exchanges of one step, and taken after a
+    later one, so nobody waits for them.
+
+    Attributes:
+        alarm: hears what exchanges take.
+        is_first: whether the coming step is the first of its buckets, which is not like those after it.
+    """
+
+    def __init__(self, policy: Watching[Note], history: History) -> None:
+        """Nothing is watched before restart(). `history`: is told of each alarm."""
+        self._policy, self._history = policy, history
+        self._agreement = Agreement()
+        self._notes: list[Note] = []  # of the steps that are recorded
+        self._compared: list[Note] = []
+        self._launch: Launch
+        self.alarm = Alarm()
+        self.is_first = True
+
+    @property
+    def recorded(self) -> int:
+        """Steps that are to be compared."""
+        return self._agreement.recorded
+
+    def restart(self, launch: Launch) -> None:
+        """Buckets are others: forget the steps of those before."""
+        self._launch, self.is_first = launch, True
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget what was recorded, and what is being compared."""
+        self._agreement.drop()
+        self._notes, self._compared = [], []
+
+    def measure(self, call: Callable[[Engine], None], step: int, measuring_s: float | None) -> None:
+        """Measure the network after step `step`; that may take so many seconds. Collective."""
+        self._launch(call, f"after step {step}, measuring the network", measuring_s or 0.0)()
+
+    def launched(self, step: int) -> None:
+        agreement, every = self._agreement, self._policy.every
+        if every and not agreement.under_way and agreement.recorded >= every:
+            agreement.begin(self._launch, step, self._policy.tell(self._notes))
+            self._compared, self._notes = self._notes, []
+
+    def exchanged(self, exchange: Exchange) -> None:
+        skips, self.is_first = self.is_first or not exchange.is_regular or not self._policy.every, False
+        if skips or exchange.moments.held_back:
+            return
+        noted = self._policy.note(exchange.metrics)
+        if noted is None:
+            return
+        if self._agreement.ready(exchange.step) or (self._agreement.under_way and self._policy.is_awaited):
+            self._take(exchange.step)
+        if self.alarm.rings:
+            self._history.add(Event(exchange.step, "network", reason="exchanges take another time than those before"))
+            self.alarm.answer()
+            self.drop()
+            self._policy.on_alarm(exchange.step)
+        else:
+            self._agreement.record(exchange.moments, exchange.metrics)
+            self._notes.append(noted)
+
+    def _take(self, step: int) -> None:
+        agreed, compared, self._compared = self._agreement.take(), self._compared, []
+        exchanging_s = self._policy.on_steps(step, agreed, compared)
+        if exchanging_s is not None:
+            self.alarm.add(exchanging_s)
