@@ -19,6 +19,7 @@ from hvd_compress.front.saving import gathered
 from hvd_compress.front.stepped import tell_of_steps
 from hvd_compress.front.unused import UnusedResult
 from hvd_compress.policies import DecisionPolicy
+from hvd_compress.policies.plan_in_use import plan_in_use
 from hvd_compress.profiler.ccr import CcrProfiler
 from hvd_compress.profiler.job import JobProfile, release_profile
 from hvd_compress.request.decision import Decision
@@ -29,6 +30,7 @@ from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.session.report import StepReport
 from hvd_compress.session.session import Session
 from hvd_compress.settings import DEFAULT_CCR_STEPS, MOST_STEPS, Settings
+from hvd_compress.warned import warn_caller
 
 
 class Handle:
@@ -95,12 +97,12 @@ class Handle:
     @property
     def decisions(self) -> Mapping[tuple[str, ...], Decision]:
         """How each bucket travels in the next step, by the names of its parameters; empty before the first."""
-        return {self.front.named(names): decision for names, decision in self.session.decisions.items()}
+        return {self.front.named(names): decision for names, decision in self.session.buckets.decisions.items()}
 
     @property
     def controller(self) -> DecisionPolicy | None:
         """What chooses while training, with its `history`; None where nothing is to choose."""
-        return self.session.controller
+        return self.session.steering.controller
 
     @property
     def ccr(self) -> Ccr | None:
@@ -117,8 +119,12 @@ class Handle:
         three passes over gradients, and is measured in the step after each call, so the first call has none; and the
         share of elements that travelled in each way, such as "decision/int4 alltoall-allgather".
         """
-        self.session.look()
-        return self.session.metrics()
+        self.look()
+        return self.session.reporting.metrics()
+
+    def look(self) -> None:
+        """Have the relative error of the coming step measured, between two steps. Nothing is communicated."""
+        self.session.reporting.look(self.session.buckets.every)
 
     def save_plan(self, path: str | Path) -> None:
         """Write how buckets travel now to a file, so that Compression.plan(path) lets another run do the same.
@@ -135,7 +141,13 @@ class Handle:
         self._require("save_plan")
         if self.front.is_alone:
             raise UsageError("save_plan() on a rank that exchanges nothing: there is no plan of it")
-        self.session.save_plan(path)
+        decisions, layouts = self.session.buckets.decisions, self.session.buckets.layouts
+        if not layouts:
+            raise UsageError("nothing is in use before the first step: call save_plan() after it")
+        plan_in_use(decisions, layouts, self.session.engine.world_size).write(Path(path))
+        for lacks in dict.fromkeys(decision.plan_lacks for decision in decisions.values()):
+            if lacks:
+                warn_caller(lacks)
 
     def profile_ccr(self, steps: int = DEFAULT_CCR_STEPS) -> None:
         """Have the communication-to-computation ratio profiled by the coming steps, for `ccr`. All ranks call it.
@@ -222,7 +234,7 @@ class Handle:
         for optimizer in optimizers:
             for compressor in self._compressors:
                 check_momentum(compressor, optimizer)
-        self.session.learning_rates = learning_rates_of(optimizers)
+        self.session.steering.learning_rates = learning_rates_of(optimizers)
 
     def follow_loss_scale(self, scaler: Any) -> None:
         """Keep residuals in the units of a torch.amp.GradScaler: when its scale changes, they are rescaled with it.

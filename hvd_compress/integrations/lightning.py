@@ -119,13 +119,14 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
         """Have the relative error measured of a step that is logged."""
         self._begun_at = self._step
         if self._logs(trainer):
-            hc.of(self._model).session.look()
+            hc.of(self._model).look()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Hand the figures of a step that is logged to the loggers."""
         if self._step == self._begun_at or not self._logs(trainer):
             return  # while gradients are accumulated nothing is exchanged
-        figures = {f"compression/{name}": value for name, value in hc.of(self._model).session.metrics().items()}
+        found = hc.of(self._model).session.reporting.metrics()
+        figures = {f"compression/{name}": value for name, value in found.items()}
         for logger in trainer.loggers:
             logger.log_metrics(figures, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 

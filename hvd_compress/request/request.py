@@ -107,6 +107,11 @@ class Request:
         return replace(self, feedback=FeedbackSchedule(initial, growth, every))
 
     @property
+    def allocates_sum(self) -> bool:
+        """Whether the results of steps are summed, in what buckets remember."""
+        return self.policy is not None and self.policy.allocates_sum
+
+    @property
     def compressors(self) -> tuple[Compressor, ...]:
         """By what buckets may travel, as far as it is known before the first step."""
         return self.compressor, *(self.policy.compressors if self.policy is not None else ())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.devices import Lanes
+from hvd_compress.engines.base import Engine
+from hvd_compress.engines.launch import Launch
 from hvd_compress.feedback.loss_scale import LossScale
 from hvd_compress.feedback.states import RESULT_SUM, States
 from hvd_compress.request.decision import Decision
@@ -20,6 +23,7 @@ class Buckets:
     Attributes:
         every: the buckets.
         states: what they remember, by parameter name.
+        loss_scale: the units of what they remember.
         later: decisions of buckets that had left when the policy decided anew, by number.
         committed_scale: the loss scale in whose units the last step has left what they remember.
     """
@@ -30,7 +34,7 @@ class Buckets:
         self.states = states
         self.later: dict[int, Decision] = {}
         self.committed_scale: float | None = None
-        self._loss_scale, self._lanes, self._allocates_sum = loss_scale, lanes, allocates_sum
+        self.loss_scale, self._lanes, self._allocates_sum = loss_scale, lanes, allocates_sum
         self._shared: set[tuple[str, tuple[str, ...]]] = set()  # compressors and parameters with states made alike
 
     @property
@@ -86,7 +90,42 @@ class Buckets:
         used |= {"residual"} if any(bucket.state.residual is not None for bucket in self.every) else set()
         return sorted(set(kinds) - used - {RESULT_SUM})
 
-    def take_unshared(self) -> list[SessionBucket]:
+    def mark_ready(self, number: int) -> None:
+        """The calling thread has put a gradient into a bucket."""
+        self.every[number].lane.mark_ready()
+
+    def is_launched(self, number: int) -> bool:
+        """Whether a bucket has left in the step under way."""
+        return self.every[number].launched
+
+    def release_gradients(self) -> None:
+        """A front end may free the memory of the last gradients, and hand over others. Between two steps."""
+        for bucket in self.every:
+            bucket.release_gradient()
+
+    def claim(self) -> None:
+        """Take over what a checkpoint has brought, between two steps: also of buckets that had no residual."""
+        for bucket in self.every:
+            bucket.claim()
+
+    @property
+    def remember(self) -> bool:
+        """Whether the last exchange has left anything that take_back() would take back."""
+        return any(bucket.state.can_revert for bucket in self.every)
+
+    def share(self, launch: Launch, step: int) -> None:
+        """Let all ranks begin with the same, where results depend on it. Collective, where it is due."""
+        if not (buckets := self._take_unshared()):
+            return
+
+        def share(engine: Engine) -> None:
+            with engine.aside():  # it belongs to no step
+                for bucket in buckets:
+                    bucket.share(partial(engine.control.broadcast, root=0))
+
+        launch(share, f"step {step}, state of rank 0")()
+
+    def _take_unshared(self) -> list[SessionBucket]:
         """Return those whose ranks are to begin with the same: once for a bucket's compressor."""
         found = [(each, (repr(each.scheme.compressor), each.layout.names)) for each in self.every]
         buckets = [each for each, key in found if each.alike and key not in self._shared]
@@ -96,7 +135,7 @@ class Buckets:
 
     def take_back(self) -> None:
         """Nobody uses the result of the last step: remember what was remembered before it."""
-        now = self._loss_scale.scale
+        now = self.loss_scale.scale
         rescaled = 1.0 if self.committed_scale is None or now is None else now / self.committed_scale
         if rescaled != 1.0:  # since: what comes back is in the units of then
             self.states.scale(1 / rescaled)
@@ -114,7 +153,10 @@ class Buckets:
         self.later, self._shared, self.committed_scale = {}, set(), None
 
     def hold_back(self, names: Collection[str]) -> None:
-        """Nobody takes the last results of these parameters: what was not sent of them waits."""
+        """Nobody takes the last results of these parameters: what was not sent of them waits. Between two steps.
+
+        Nothing is communicated, and all ranks call it alike.
+        """
         for bucket in self.every:
             residual, start = bucket.state.residual, 0
             for name, numel in zip(bucket.layout.names, bucket.layout.segments, strict=True):

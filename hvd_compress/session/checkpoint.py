@@ -26,8 +26,8 @@ def save(session: Session, rank: int, world_size: int, shard: str = "") -> dict[
     return {
         "step": session.step,
         "loss_scale": session.loss_scale.scale,
-        "buckets": [list(layout.names) for layout in session.layouts] if session.cuts_stand else [],
-        "choice": session.policy.chosen() if session.policy is not None else session.resumes_as,
+        "buckets": [list(layout.names) for layout in session.buckets.layouts] if session.cuts_stand else [],
+        "choice": session.policy.chosen() if session.policy is not None else session.loaded.choice,
         "remembers": bool(residuals or states),
         "ranks": {_name(rank, world_size) + shard: {"residuals": residuals, "states": states}},
     }
@@ -35,7 +35,8 @@ def save(session: Session, rank: int, world_size: int, shard: str = "") -> dict[
 
 def _remembered(session: Session) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
     """Return copies of residuals and compressors' states, as States has them; before open() what they will be."""
-    residuals, states, compressor = session.states.state_dict(), session.states.own_state_dict(), session.compressor
+    residuals, states = session.states.state_dict(), session.states.own_state_dict()
+    compressor = session.request.compressor
     if session.policy is not None or not compressor.error_feedback:
         return residuals, states
     for name, slot in session.parameters.items():
@@ -45,7 +46,7 @@ def _remembered(session: Session) -> tuple[dict[str, torch.Tensor], dict[str, di
         residuals.setdefault(name, torch.zeros(layout.numel))
         for (kind, _), tensor in compressor.new_state(layout, torch.device("cpu")).items():
             states.setdefault(kind, {}).setdefault(name, tensor)
-        if session.allocates_sum:
+        if session.request.allocates_sum:
             states.setdefault(RESULT_SUM, {}).setdefault(name, torch.zeros(layout.numel))
     return residuals, states
 
@@ -103,14 +104,14 @@ def load(
         session.states.load_state_dict(residuals, numels, states)
     except ValueError as error:
         raise ConfigError(f"rank {rank}: {error}") from error
-    session.claim()
+    session.buckets.claim()
     if session.last_step is None:
         session.step = saved["step"]
-        session.resumes_with = tuple(map(tuple, saved["buckets"]))
-        session.resumes_as = saved.get("choice", "")
+        session.loaded.cuts = tuple(map(tuple, saved["buckets"]))
+        session.loaded.choice = saved.get("choice", "")
         held = {kind for kind, own in states.items() if own}
         held |= {"residual"} if any(bool(each.any()) for each in residuals.values()) else set()
-        session.resumes_kinds = frozenset(held)
+        session.loaded.kinds = frozenset(held)
     if saved["loss_scale"] is not None:
         session.loss_scale.scale = saved["loss_scale"]
 

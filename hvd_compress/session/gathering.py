@@ -4,18 +4,49 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from hvd_compress.engines.base import Engine
+from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError
 
 PIECE = 2**30
 """Bytes of all ranks that one collective moves."""
 
 
-def numbers(figures: Sequence[float]) -> list[float]:
+class Gathering:
+    """Has all ranks of a session bring something, between two steps. Each call is collective.
+
+    Raises CommunicationError, which names the ranks that have not come.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+
+    def of_all(self, figures: Sequence[float], step: int, what: str) -> list[list[float]]:
+        """Return the figures of all ranks, which may bring more or fewer. `what` they are, a timeout says."""
+        return self._launch(partial(_gathered, figures), f"step {step}, {what}")()
+
+    def figures(self, figures: Sequence[float], step: int, what: str = "figures of the program") -> list[list[float]]:
+        """Return the figures of all ranks, which bring as many.
+
+        Raises ConfigError where figures are no numbers, and on all ranks alike where one brings more than another.
+        """
+        ranks = self.of_all(_numbers(figures), step, what)
+        if len({len(rank) for rank in ranks}) > 1:
+            brought = ", ".join(str(len(rank)) for rank in ranks)
+            raise ConfigError(f"ranks bring {brought} figures: bring as many on each")
+        return ranks
+
+    def on_first(self, value: Any, step: int) -> list[Any] | None:
+        """Return on the first rank what all ranks bring, which pickle takes; None on others."""
+        return self._launch(partial(_on_first, value), f"step {step}, what is saved")()
+
+
+def _numbers(figures: Sequence[float]) -> list[float]:
     """Return figures of a program as numbers. Raises ConfigError for anything else."""
     try:
         return [float(figure) for figure in figures]
@@ -23,20 +54,14 @@ def numbers(figures: Sequence[float]) -> list[float]:
         raise ConfigError(f"figures must be numbers: {error}") from None
 
 
-def gathered(figures: Sequence[float], engine: Engine) -> list[list[float]]:
+def _gathered(figures: Sequence[float], engine: Engine) -> list[list[float]]:
     """Return the figures of all ranks, which may bring more or fewer."""
     with engine.aside():
         ranks: list[list[float]] = engine.allgather_json(figures)
     return ranks
 
 
-def require_as_many(ranks: Sequence[Sequence[float]]) -> None:
-    """Raise ConfigError, on all ranks alike, where one has brought more figures than another."""
-    if len({len(rank) for rank in ranks}) > 1:
-        raise ConfigError(f"ranks bring {', '.join(str(len(rank)) for rank in ranks)} figures: bring as many on each")
-
-
-def on_first(value: Any, engine: Engine) -> list[Any] | None:
+def _on_first(value: Any, engine: Engine) -> list[Any] | None:
     """Return on the first rank what all ranks bring, which pickle takes; None on others.
 
     In pieces, as some transports count no more than 2^31 - 1 bytes of all ranks.

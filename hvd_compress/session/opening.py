@@ -33,6 +33,22 @@ class Resuming:
     is_again: bool = False
 
 
+@dataclass
+class Loaded:
+    """What a checkpoint has brought that was loaded before ranks have met.
+
+    Attributes:
+        cuts: names by bucket, as they were cut when it was saved; empty where none was loaded, and once ranks have met
+            where others have loaded another.
+        choice: what the policy had chosen then, as `DecisionPolicy.chosen`.
+        kinds: of what was remembered then, and is not zero: "residual", and kinds of compressors' states.
+    """
+
+    cuts: tuple[tuple[str, ...], ...] = ()
+    choice: str = ""
+    kinds: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True)
 class Met:
     """What came of it, the same on all ranks.

@@ -22,7 +22,7 @@ class Outcome:
 class Exchanged:
     """What finish() returns: numbers of buckets that are not finite, seconds by phase, bytes sent and over the bus.
 
-    `spans` and `outcomes` are in the order of bucket numbers.
+    `spans` and `outcomes` are in the order of bucket numbers; `given_up` says whether all ranks give the step up.
     """
 
     nonfinite: tuple[int, ...]
@@ -31,6 +31,7 @@ class Exchanged:
     bus_bytes: int
     spans: tuple[PhaseSpans, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
+    given_up: bool = False
 
     @property
     def finite(self) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path as FilePath
 from time import perf_counter
 from typing import Any
 
@@ -13,47 +12,37 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.buckets.plan import Part, Slot
-from hvd_compress.compressors import Cast, Compressor
-from hvd_compress.cost import wire
-from hvd_compress.cost.paths import Path
+from hvd_compress.buckets.plan import Slot
 from hvd_compress.devices import Lanes
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
-from hvd_compress.engines.launch import Launch
-from hvd_compress.errors import CommunicationError, ReplicaError, UsageError, located, received
+from hvd_compress.errors import ReplicaError, UsageError
 from hvd_compress.feedback.loss_scale import LossScale
-from hvd_compress.feedback.states import RESULT_SUM, BucketState, States
+from hvd_compress.feedback.states import RESULT_SUM, States
 from hvd_compress.policies import DecisionPolicy
-from hvd_compress.policies.plan_in_use import plan_in_use
-from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
-from hvd_compress.schemes import Probe
-from hvd_compress.services.base import BucketMetrics, Exchange, StepMoments
-from hvd_compress.session import gathering
-from hvd_compress.session.bucket import SessionBucket
 from hvd_compress.session.buckets import Buckets
+from hvd_compress.session.gathering import Gathering
 from hvd_compress.session.handshake import Agreement
-from hvd_compress.session.metrics import StepMetrics
-from hvd_compress.session.notices import tell_given_up, tell_unused
-from hvd_compress.session.observers import Observers
-from hvd_compress.session.opening import Opening, Resuming
+from hvd_compress.session.notices import tell_unused
+from hvd_compress.session.opening import Loaded, Met, Opening, Resuming
 from hvd_compress.session.pipeline import Pipeline
 from hvd_compress.session.profiling import CcrMeasurement, Profiling
 from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.session.report import Exchanged, StepReport
+from hvd_compress.session.reporting import Reporting
+from hvd_compress.session.steering import Steering
 from hvd_compress.session.step import Step
 from hvd_compress.settings import Settings
-from hvd_compress.warned import warn_caller
 
 
 class Session:
     """Exchanges the buckets of one step after the other, over the ranks of an engine.
 
     A front end calls open() at the end of the first step, and set_buckets() there and whenever buckets are cut anew;
-    in each step begin_step(), mark_ready() where it has put a gradient into a bucket, submit() for every bucket, in any
-    order, and end_step(). It calls fail() for an error of its own in a step, and close() at the end. A step is a
-    transaction: what buckets remember changes when all of it succeeded, or not at all.
+    in each step begin_step(), `buckets.mark_ready()` where it has put a gradient into a bucket, submit() for every
+    bucket, in any order, and end_step(). It calls fail() for an error of its own in a step, and close() at the end. A
+    step is a transaction: what buckets remember changes when all of it succeeded, or not at all.
 
     Attributes:
         parameters: what a plan of buckets needs to know of each, by name.
@@ -62,18 +51,13 @@ class Session:
         loss_scale: the units of residuals in mixed precision.
         step: of the coming exchange; the same on all ranks from open() on.
         last_step: a report of the last exchange; None before the first.
-        policy: what decides; None before open().
+        steering: how they travel, by the policy.
         profiling: what records the steps, if anything; a front end that knows parameters sets it before open().
         ccr: what measures the communication-to-computation ratio; a front end that knows parameters gives a profiler.
         replicas: what checks that replicas are equal, if anything; a front end that knows parameters sets it.
-        resumes_with: names by bucket, as they were cut when the checkpoint was saved that was loaded; empty where none
-            was, and after open() where ranks have loaded others.
+        loaded: what a checkpoint has brought that was loaded before open().
         cuts_stand: whether no other cut of the gradients is being tried, which a checkpoint would keep for good.
-        resumes_as: what the policy had chosen then, as `DecisionPolicy.chosen`.
-        resumes_kinds: of what was remembered then, and is not zero: "residual", and kinds of compressors' states.
-        learning_rates: gives those of the coming steps, where a front end knows the optimizer.
-        unsent: names of parameters that are to have no gradient, since the last exchange has sent nothing of them; the
-            same on all ranks.
+        reporting: what it says of its steps.
         may_give_up: whether the front end can go on after a backward pass that an error has ended.
     """
 
@@ -103,48 +87,31 @@ class Session:
             arrivals: by what ranks tell each other who waits, for the message of a timeout.
         """
         self.parameters = parameters
-        self._request, self._settings, self._connect = request, settings, connect
+        self.request, self._settings, self._connect = request, settings, connect
         lanes = lanes or Lanes()
         self._pipeline = Pipeline(settings.timeout_s, arrivals, partial(lanes.set_device, tuple(devices)))
-        self._engine: Engine
+        self._engine: Engine  # from open() on
+        self._opening: Opening
         self.states = States()
         self.loss_scale = LossScale(self.states)
-        self.buckets = Buckets(self.states, self.loss_scale, lanes, self.allocates_sum)
+        self.buckets = Buckets(self.states, self.loss_scale, lanes, request.allocates_sum)
         self._step = Step(self._pipeline, self.buckets, self.loss_scale, request.feedback, average, predivide_factor)
+        self.reporting = Reporting(settings)
+        self.steering = Steering(self.buckets, self._step, self._pipeline.begin, self.reporting)
+        self._gathering = Gathering(self._pipeline.begin)
         self.step = 0
         self.last_step: StepReport | None = None
-        self.policy: DecisionPolicy | None = None
         self.profiling: Profiling | None = None
         self.ccr = CcrMeasurement(settings.ccr)
         self.replicas: ReplicaCheck | None = None
-        self.resumes_with: tuple[tuple[str, ...], ...] = ()
-        self.cuts_stand = True
-        self.resumes_as = ""
-        self.resumes_kinds: frozenset[str] = frozenset()
-        self.learning_rates: Callable[[], Sequence[float]] = tuple
-        self.unsent: frozenset[str] = frozenset()
+        self.loaded, self.cuts_stand = Loaded(), True
         self.may_give_up = False
-        self._observers: Observers  # from open() on
-        self._metrics = StepMetrics()
-        self._opening: Opening  # from open() on
-        self._goes_on = False  # with what another process has chosen
-        self._cut_anew = False  # within a step
         self._closed = False
 
     @property
-    def controller(self) -> DecisionPolicy | None:
-        """What chooses how buckets travel; None before the first exchange, and where all is fixed."""
-        return self.policy if self.policy is not None and self.policy.history is not None else None
-
-    @property
-    def decisions(self) -> dict[tuple[str, ...], Decision]:
-        """What is decided for each bucket, by the names of its parameters; empty before the first exchange."""
-        return self.buckets.decisions
-
-    @property
-    def layouts(self) -> tuple[Layout, ...]:
-        """The buckets, by number; empty before plan()."""
-        return self.buckets.layouts
+    def policy(self) -> DecisionPolicy | None:
+        """What decides; None before open()."""
+        return self.steering.policy
 
     @property
     def holds_back(self) -> bool:
@@ -184,32 +151,27 @@ class Session:
         Raises:
             ConfigError, UnsupportedError: ranks differ, or the engine cannot do what was asked for; on all ranks alike.
         """
-        self._opening = Opening(self._request, self._settings, self.parameters, order, sparse, options, by_rows)
-        agreement = self._meet(Resuming(self.step, self.resumes_with, self.resumes_as))
-        self.resumes_with = self.resumes_with if agreement.resumes else ()
-        self._observers.opened(self._request, self.parameters, self.learning_rates is not tuple)
+        self._opening = Opening(self.request, self._settings, self.parameters, order, sparse, options, by_rows)
+        agreement = self._meet(Resuming(self.step, self.loaded.cuts, self.loaded.choice))
+        if not agreement.resumes:
+            self.loaded.cuts = ()
+        self.reporting.opened(self.request, self.parameters, self.steering.learning_rates is not tuple)
         return agreement
 
     def _meet(self, resuming: Resuming) -> Agreement:
         meet = partial(self._opening.meet, resuming=resuming, profiling=self.profiling, ccr=self.ccr)
 
-        def met(engine: Engine) -> Agreement:
+        def met(engine: Engine) -> Met:
             self._engine = engine
-            found = meet(engine)
-            self.policy, self._goes_on = found.policy, found.goes_on
-            return found.agreement
+            return meet(engine)
 
-        agreement = self._pipeline.connect(self._connect, met, self._settings.calibration_s)
-        assert self.policy is not None
-        if not self._goes_on:
+        found = self._pipeline.connect(self._connect, met, self._settings.calibration_s)
+        if not found.goes_on:
             self.states.forget_kind(RESULT_SUM)  # of an epoch that nobody goes on with
-        self.step = agreement.step
-        if not hasattr(self, "_observers"):
-            self._observers = Observers(self._settings, self._engine, self._step.returned_s)
-        self._observers.watch(self.policy, self._engine.world_size)
-        for service in self.policy.services:
-            service.opened(self)
-        return agreement
+        self.step = found.agreement.step
+        self.reporting.meet(found.policy, self._engine, self._step.returned_s)
+        self.steering.take(found.policy, found.goes_on)
+        return found.agreement
 
     def reopen(self, connect: Callable[[], Engine], arrivals: Arrivals | None = None) -> None:
         """Go on with other ranks: between two steps, or after one that has failed, which does not count on any.
@@ -240,7 +202,7 @@ class Session:
             self.replicas.restart()
         self._connect = connect
         self._meet(resuming)
-        self.set_buckets(self.layouts, {})
+        self.set_buckets(self.buckets.layouts, {})
 
     def set_buckets(self, layouts: Sequence[Layout], devices: Mapping[str, torch.device]) -> None:
         """Exchange these buckets, and no others, from now on; buckets of sparse gradients come last.
@@ -251,42 +213,20 @@ class Session:
         Args:
             devices: where gradients lie, by the layouts' places.
         """
-        assert self.policy is not None
         assert self._step.is_of_all, "a step of some buckets is on its way"
-        self._cut_anew = self.buckets.are_launched
-        dense = [layout for layout in layouts if not layout.sparse]
-        decisions = list(self.policy.setup(self.step, dense, self._pipeline.begin))
-        decisions += [_as_rows(layout) for layout in layouts[len(dense) :]]
-        if self.is_within_step:
-            self.states.keep_commits()
-        self.buckets.cut(layouts, decisions, devices, self._engine.capabilities.devices, self._goes_on)
-        if not self._cut_anew:
-            self.follow(self.step)
+        self.steering.set_buckets(self.step, layouts, devices, self._engine)
         self._tell_unused()
-        self._share()
 
     def _tell_unused(self) -> None:
         """Once after a checkpoint was loaded: what it remembers, and this compression has no use for.
 
         Where a policy chooses, another one of its compressors may have.
         """
-        loaded, self.resumes_kinds = self.resumes_kinds, frozenset()
-        if not loaded or self.controller is not None or self._engine.rank or self._engine.world_size == 1:
+        loaded, self.loaded.kinds = self.loaded.kinds, frozenset()
+        if not loaded or self.steering.controller is not None or self._engine.rank or self._engine.world_size == 1:
             return
         if unused := self.buckets.unused(loaded):
             tell_unused(unused)
-
-    def _share(self) -> None:
-        """Let all ranks begin with the same, where results depend on it."""
-        if not (buckets := self.buckets.take_unshared()):
-            return
-
-        def share(engine: Engine) -> None:
-            with engine.aside():  # it belongs to no step
-                for bucket in buckets:
-                    bucket.share(partial(engine.control.broadcast, root=0))
-
-        self._pipeline.begin(share, f"step {self.step}, state of rank 0")()
 
     def drop_step(self) -> None:
         """Nobody uses the result of the last exchange: remember what was remembered before it. Between two steps.
@@ -301,53 +241,6 @@ class Session:
             raise UsageError(f"step {self.step} is on its way: drop it when it is over, before the next backward pass")
         self.buckets.take_back()
 
-    @property
-    def remembers(self) -> bool:
-        """Whether the last exchange has left anything that drop_step() would take back."""
-        return any(bucket.state.can_revert for bucket in self.buckets.every)
-
-    def hold_back(self, names: Collection[str]) -> None:
-        """Nobody takes the last results of these parameters: what was not sent of them waits. Between two steps.
-
-        Nothing is communicated, and all ranks call it alike.
-        """
-        self.buckets.hold_back(names)
-
-    def release_gradients(self) -> None:
-        """The front end may free the memory of the last gradients, and hand over others. Between two steps."""
-        for bucket in self.buckets.every:
-            bucket.release_gradient()
-
-    def claim(self) -> None:
-        """Take over what a checkpoint has brought, between two steps: also of buckets that had no residual."""
-        for bucket in self.buckets.every:
-            bucket.claim()
-
-    @property
-    def compressor(self) -> Compressor:
-        """What was asked for; a policy may take others."""
-        return self._request.compressor
-
-    def parts(self, names: Sequence[str]) -> Sequence[Part]:
-        """Return which of these parameters must not share a bucket with others, by the policy. After open()."""
-        assert self.policy is not None
-        return self.policy.parts(names)
-
-    def save_plan(self, path: str | FilePath) -> None:
-        """Write what is in use to a file, for Compression.plan(path). Nothing is communicated.
-
-        Raises:
-            UsageError: nothing was exchanged yet, some buckets are skipped in the coming step, or the compressor is the
-                user's own.
-            PlanError: the file cannot be written.
-        """
-        if not self.buckets.every:
-            raise UsageError("nothing is in use before the first step: call save_plan() after it")
-        plan_in_use(self.decisions, self.layouts, self._engine.world_size).write(FilePath(path))
-        for lacks in dict.fromkeys(decision.plan_lacks for decision in self.decisions.values()):
-            if lacks:
-                warn_caller(lacks)
-
     def begin_step(self, buckets: Sequence[int] | None = None) -> None:
         """A step begins: before its first bucket is handed over. Later calls in the same step change nothing.
 
@@ -357,14 +250,6 @@ class Session:
             buckets: the numbers of those that it exchanges, the same on all ranks; all, if not given.
         """
         self._step.begin(buckets)
-
-    def mark_ready(self, number: int) -> None:
-        """The calling thread has put a gradient into a bucket."""
-        self.buckets.every[number].lane.mark_ready()
-
-    def is_launched(self, number: int) -> bool:
-        """Whether a bucket has been handed over in this step."""
-        return self.buckets.every[number].launched
 
     def submit(self, number: int, gradient: torch.Tensor) -> None:
         """Hand over a bucket's gradient, in any order of numbers; each once a step. The result will lie there.
@@ -393,26 +278,20 @@ class Session:
         """
         start_s = perf_counter() if waited_from_s is None else waited_from_s
         try:
-            exchanged, given_up = self._finish(gives_up)
-            self._show(exchanged, given_up, start_s)
-            travelled = self._settle(exchanged)
+            self.steering.launched(self.step)
+            over = self._step.finish(self.step, self._engine, self._gathering, gives_up if self.may_give_up else None)
+            self._check_replicas()
+            self._show(over, start_s)
+            travelled = self.steering.settle(self.step)
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
             if isinstance(error, ReplicaError):
                 self._pipeline.refuse(error)
             self.fail(error)
             self._step.roll_back()
             raise
-        buckets, observers, known = self._step.buckets, self._observers, self.last_step
-        if given_up and not self._engine.rank:
-            tell_given_up(self.step)
-        if not exchanged.finite and not given_up:
-            observers.nonfinite(self.step, [buckets[place] for place in exchanged.nonfinite])
-        before = known.nonfinite_steps if known is not None else 0
-        dense_bytes = _dense_bytes(buckets, self._engine.world_size)
-        self.last_step = StepReport.of(exchanged, self.step, perf_counter() - start_s, dense_bytes, before)
-        self._metrics.end_step(self.last_step, travelled)
-        if observers.end_step(self.step, self._metrics):
-            self.look()
+        buckets = self._step.buckets
+        self.last_step = self.reporting.ended(self.step, buckets, over, travelled, start_s, self.last_step)
+        self.reporting.end_step(self.step, self.buckets.every)
         self.step += 1
         if self._is_profiled:
             assert self.profiling is not None
@@ -420,79 +299,35 @@ class Session:
         self._step.end()
         return self.last_step
 
-    def _finish(self, gives_up: bool) -> tuple[Exchanged, bool]:
-        """Wait for all buckets, and commit. Return whether the step is given up on all ranks."""
+    def _show(self, over: Exchanged, start_s: float) -> None:
+        """Let services, and all who watch, see what a step was like. `start_s`: when the front end began to wait."""
         assert self.policy is not None
-        for service in self.policy.services:
-            service.launched(self.step)
-        exchanged = self._pipeline.finish()
-        with located(f"rank {self._engine.job_rank}, step {self.step}"), received():
-            native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
-        given_up = self.may_give_up and not exchanged.finite and self._is_given_up(gives_up)
-        self._step.commit(exchanged)
-        self._check_replicas()
-        return exchanged, given_up
-
-    def _show(self, exchanged: Exchanged, given_up: bool, start_s: float) -> None:
-        """Let the policy, and all who watch, see what a step was like. `start_s`: when the front end began to wait."""
-        policy, observers, step, buckets = self.policy, self._observers, self._step, self._step.buckets
-        assert policy is not None
-        begun_s, held_back = min(step.begun_s or start_s, start_s), self.holds_back
-        moments = StepMoments(step.returned_s, begun_s, start_s, perf_counter(), held_back)
-        observers.trace(self.step, buckets, exchanged.spans, moments)
-        is_regular = not self._cut_anew and not given_up and step.is_of_all
-        found = zip(exchanged.spans, buckets, strict=True)
-        measured = self._metrics.observe([BucketMetrics(spans, b.report, b.state) for spans, b in found])
-        over = Exchange(self.step, measured, moments, exchanged.finite, is_regular)
-        for service in policy.services:
-            service.exchanged(over)
-        if is_regular:
-            observers.exchanged(self.step, buckets, exchanged.spans)
-        self.ccr.end_step(self.step, moments.waited_s, policy, self._pipeline.begin, self._engine.rank, self.layouts)
-
-    def _settle(self, exchanged: Exchanged) -> list[tuple[Layout, Decision]]:
-        """Let buckets travel as the policy says from the next step on. Return how they have travelled."""
-        buckets = self._step.buckets
-        held = [name for bucket in buckets for name in bucket.scheme.unsent(bucket.layout)]
-        # A step without any gradient is an error of torch's GradScaler: one parameter keeps its zeros.
-        self.unsent = frozenset(held[1:] if len(held) == len(self.parameters) else held)
-        travelled = [(bucket.layout, bucket.decision) for bucket in buckets]
-        self._step.release()
-        self._cut_anew = False
-        self.follow(self.step + 1)
-        return travelled
-
-    def metrics(self) -> dict[str, float]:
-        """Return the figures of the last step by name; none before the first."""
-        return self._metrics.figures()
-
-    def look(self) -> None:
-        """Measure the relative error of the coming step, between two steps; nothing is communicated."""
-        self._metrics.look(self.buckets.every)
+        moments = self._step.moments(start_s, self.holds_back)
+        is_regular = not self.steering.cut_anew and not over.given_up and self._step.is_of_all
+        self.steering.exchanged(self.reporting.exchanged(self.step, self._step.buckets, over, moments, is_regular))
+        begin, rank = self._pipeline.begin, self._engine.rank
+        self.ccr.end_step(self.step, moments.waited_s, self.policy, begin, rank, self.buckets.layouts)
 
     def gather_figures(self, figures: Sequence[float], what: str = "figures of the program") -> list[list[float]]:
         """Return the figures of all ranks, which bring as many; between two steps. Collective.
 
-        `what` they are is told where a rank does not come.
+        `what` they are, the error says where a rank does not come.
 
         Raises UsageError before the first step, when ranks have not met; ConfigError where figures are no numbers, and
         on all ranks alike where one brings more than another.
         """
-        mine = gathering.numbers(figures)
         if self.policy is None:
             raise UsageError("ranks have not met before their first step: call it after that")
         if self._closed:
             raise UsageError("this optimizer or model exchanges nothing any more, so ranks do not meet")
-        ranks = self._pipeline.begin(partial(gathering.gathered, mine), f"step {self.step}, {what}")()
-        gathering.require_as_many(ranks)
-        return ranks
+        return self._gathering.figures(figures, self.step, what)
 
     def gather(self, value: Any) -> list[Any] | None:
         """Return on the first rank what all ranks bring, and None on others; between two steps. Collective.
 
         Raises CommunicationError, which names the ranks that have not come.
         """
-        return self._pipeline.begin(partial(gathering.on_first, value), f"step {self.step}, what is saved")()
+        return self._gathering.on_first(value, self.step)
 
     def end_epoch(self) -> None:
         """The program says that an epoch is over, between two steps. Before the first it does nothing.
@@ -500,48 +335,7 @@ class Session:
         All ranks call it alike.
         """
         if self.policy is not None and not self.failed:
-            for service in self.policy.services:
-                service.end_epoch(self.step)
-            self.follow(self.step)
-
-    @property
-    def launch(self) -> Launch:
-        """Hands the engine's thread a collective, in step with all ranks."""
-        return self._pipeline.begin
-
-    @property
-    def unit(self) -> float:
-        """What gradients are multiplied by, as of mixed precision."""
-        return self.loss_scale.scale or 1.0
-
-    @property
-    def bucket_states(self) -> list[BucketState]:
-        """What buckets remember, by number."""
-        return [bucket.state for bucket in self.buckets.every]
-
-    def add_results(self) -> None:
-        """Add the results of the step that is over to the sums that its buckets keep."""
-        for bucket in self._step.buckets:
-            bucket.add_result()
-
-    @property
-    def allocates_sum(self) -> bool:
-        """Whether the results of steps are summed, in what buckets remember."""
-        return self._request.policy is not None and self._request.policy.allocates_sum
-
-    def follow(self, step: int) -> None:
-        """Let buckets travel as the policy says, from step `step` on; between two steps."""
-        assert self.policy is not None
-        every = self.buckets.every
-        for number, decision in self.policy.decide(step).items():
-            every[number].decide(decision)
-        for number in self.policy.dropped(step):
-            every[number].drop()
-        self._share()
-        probes = self.policy.probes(step)
-        for number, bucket in enumerate(every):
-            bucket.probe = probes.get(number, Probe())
-        self._observers.decided(self.step, every, self.policy)
+            self.steering.end_epoch(self.step)
 
     def refuse_after_failure(self) -> None:
         """Raise CommunicationError, with the words of the first failure, where an error has ended all exchanges."""
@@ -563,27 +357,9 @@ class Session:
         self._closed = True
         with ExitStack() as closing:  # each, also where another one fails
             closing.callback(self._pipeline.stop)
-            services = self.policy.services if self.policy is not None else ()
-            for written in (getattr(self, "_observers", None), *services, self.profiling, self.ccr):
+            for written in (self.reporting, self.steering, self.profiling, self.ccr):
                 if written is not None:
                     closing.callback(written.close)
-
-    def _is_given_up(self, mine: bool) -> bool:
-        """Some gradients were not finite: return whether all ranks give the step up. Collective.
-
-        Raises CommunicationError where some do, on all ranks.
-        """
-        figures = self._pipeline.begin(partial(gathering.gathered, [mine]), f"step {self.step}, who gives it up")()
-        ranks = [str(rank) for rank, (gives_up,) in zip(self._engine.ranks, figures, strict=True) if gives_up]
-        if 0 < len(ranks) < len(figures):
-            error = CommunicationError(
-                f"step {self.step}: an error has ended the backward pass on {'ranks' if ranks[1:] else 'rank'} "
-                f"{', '.join(ranks)}, and not on the others, whose gradients lack those: a step can be given up on all "
-                "ranks alone"
-            )
-            self._pipeline.refuse(error)  # no collective is unfinished
-            raise error
-        return bool(ranks)
 
     def _check_replicas(self) -> None:
         if self.replicas is None or self._is_profiled or self._engine.world_size == 1:
@@ -592,13 +368,3 @@ class Session:
             return
         results = [(each.layout, each.flat) for each in self._step.buckets if each.flat is not None]
         self.replicas.end_step(self.step, results, self._pipeline.begin)
-
-
-def _dense_bytes(buckets: Sequence[SessionBucket], world_size: int) -> int:
-    """Return what uncompressed exchanges of all gradients that are not sparse would send."""
-    found = [(each.scheme.replaces, each.layout.nbytes) for each in buckets if not each.layout.sparse]
-    return sum(getattr(wire, verb)(nbytes, world_size) for verb, nbytes in found)
-
-
-def _as_rows(layout: Layout) -> Decision:
-    return Decision(Cast(), Path("sparse-rows"), layout.device_type, "its gradient is sparse")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import torch
 
+from hvd_compress import native
 from hvd_compress.engines.base import Engine
+from hvd_compress.errors import CommunicationError, located, received
 from hvd_compress.feedback.loss_scale import LossScale
 from hvd_compress.feedback.schedule import FeedbackSchedule
 from hvd_compress.feedback.states import BucketState
+from hvd_compress.services.base import StepMoments
 from hvd_compress.session.bucket import SessionBucket
 from hvd_compress.session.buckets import Buckets
+from hvd_compress.session.gathering import Gathering
 from hvd_compress.session.pipeline import Pipeline
 from hvd_compress.session.report import Exchanged
 
@@ -82,6 +87,46 @@ class Step:
         exchange = bucket.start(gradient, step, scale, engine.rank, engine.world_size, hosts, coefficient)
         label = f"step {step}, bucket {number} ({bucket.layout.called})"
         self._pipeline.submit(place, exchange, label, bucket.lane, bucket.scheme.in_groups)
+
+    def moments(self, waited_from_s: float, held_back: bool) -> StepMoments:
+        """Return when this rank was where in it, now that its exchanges are over.
+
+        Args:
+            waited_from_s: when the front end began to wait, by time.perf_counter().
+            held_back: as `StepMoments.held_back`.
+        """
+        begun_s = min(self.begun_s or waited_from_s, waited_from_s)
+        return StepMoments(self.returned_s, begun_s, waited_from_s, perf_counter(), held_back)
+
+    def finish(self, step: int, engine: Engine, ranks: Gathering, gives_up: bool | None) -> Exchanged:
+        """Wait for all buckets, and keep what they remember if all is finite. Collective.
+
+        Args:
+            gives_up: as Session.end_step(); None where the front end cannot give a step up.
+
+        Raises CommunicationError, PayloadError: the exchange failed, or some ranks give the step up and others do not.
+        """
+        exchanged = self._pipeline.finish()
+        with located(f"rank {engine.job_rank}, step {step}"), received():
+            native.check_pending()  # what a GPU's kernels found in the payloads of other ranks
+        if gives_up is not None and not exchanged.finite:
+            exchanged = replace(exchanged, given_up=self._is_given_up(gives_up, step, engine, ranks))
+        self.commit(exchanged)
+        return exchanged
+
+    def _is_given_up(self, mine: bool, step: int, engine: Engine, ranks: Gathering) -> bool:
+        """Some gradients were not finite: return whether all ranks give the step up. Collective."""
+        figures = ranks.of_all([mine], step, "who gives it up")
+        giving = [str(rank) for rank, (gives_up,) in zip(engine.ranks, figures, strict=True) if gives_up]
+        if 0 < len(giving) < len(figures):
+            error = CommunicationError(
+                f"step {step}: an error has ended the backward pass on {'ranks' if giving[1:] else 'rank'} "
+                f"{', '.join(giving)}, and not on the others, whose gradients lack those: a step can be given up on "
+                "all ranks alone"
+            )
+            self._pipeline.refuse(error)  # no collective is unfinished
+            raise error
+        return bool(giving)
 
     def commit(self, exchanged: Exchanged) -> None:
         """Keep what buckets remember, unless the step was not finite; roll_back() takes it back."""

@@ -159,7 +159,7 @@ class GradientHook:
         if number == 0:
             self._begin()
         layout, strides = self._cut(bucket)
-        known = self.session.layouts
+        known = self.session.buckets.layouts
         taken = _Taken(
             layout, _real(buffer), strides, buffer, Result(devices=[buffer.device] if buffer.is_cuda else [])
         )
@@ -179,7 +179,7 @@ class GradientHook:
     def _finish(self) -> None:
         """All buckets are there: send what was held, wait for all, and give DDP the results."""
         own = buckets = [(taken.layout, taken.flat) for taken in self._step]
-        if self._held or len(self._step) != len(self.session.layouts):
+        if self._held or len(self._step) != len(self.session.buckets.layouts):
             if not self._opened:
                 self.session.open([n for layout, _ in own for n in layout.names], options=self._options)
                 self._opened = True
@@ -188,7 +188,7 @@ class GradientHook:
         self._steps += 1
         start_s = perf_counter()
         for number, (_, flat) in enumerate(buckets):
-            if not self.session.is_launched(number):
+            if not self.session.buckets.is_launched(number):
                 self._submit(number, flat)
         in_backward = torch._C._current_graph_task_id() != -1  # not where join() lets a rank that is done take part
         if self.session.replicas is not None:
@@ -197,13 +197,13 @@ class GradientHook:
         self._has_begun = False
         self._advise()
         if self._steps <= FIRST_CUT_STEPS:
-            self.session.release_gradients()
+            self.session.buckets.release_gradients()
         if buckets is not own:
             put_back(buckets, own)
         for taken in self._step:
             taken.future.set_result(taken.buffer)
-        if in_backward and (self._leaves_out() or self.session.unsent or self.session.remembers):
-            engine, unsent = torch.autograd.Variable._execution_engine, self.session.unsent
+        if in_backward and (self._leaves_out() or self.session.steering.unsent or self.session.buckets.remember):
+            engine, unsent = torch.autograd.Variable._execution_engine, self.session.steering.unsent
             given = self._step if self._leaves_out() else ()
             # DDP ends the backward pass in a callback that is queued after this one: another one follows it.
             engine.queue_callback(lambda: engine.queue_callback(lambda: self._end_pass(given, unsent)))
@@ -218,7 +218,7 @@ class GradientHook:
         if self._watch is None or report is None or self._steps <= FIRST_CUT_STEPS or session.holds_back:
             return
         if self._watch.add(report.wait_s):
-            least_s, layouts, self._watch = self._watch.least_s, session.layouts, None
+            least_s, layouts, self._watch = self._watch.least_s, session.buckets.layouts, None
             if not session.engine.among_hosts:
                 return
             waited_s = min(of_rank[0] for of_rank in session.gather_figures([least_s], "how long steps wait"))
@@ -231,7 +231,7 @@ class GradientHook:
     @property
     def _resumes(self) -> bool:
         """Whether buckets of this step may travel in another cut than DDP's: none may leave before all are there."""
-        return self._steps < FIRST_CUT_STEPS and bool(self.session.resumes_with)
+        return self._steps < FIRST_CUT_STEPS and bool(self.session.loaded.cuts)
 
     def _as_resumed(self, own: list[Filled]) -> list[Filled]:
         """Return this step's buckets, cut as before the checkpoint that was loaded until DDP has cut them anew.
@@ -239,13 +239,13 @@ class GradientHook:
         What is rounded in blocks depends on the cut.
         """
         layouts = [layout for layout, _ in own]
-        wanted = cut_as(self.session.resumes_with, layouts) if self._resumes else None
+        wanted = cut_as(self.session.loaded.cuts, layouts) if self._resumes else None
         return own if wanted is None or wanted == layouts else regrouped(own, wanted)
 
     def _end_pass(self, results: Sequence[_Taken], unsent: Collection[str]) -> None:
         """DDP has given parameters their results."""
         self._give(results, unsent)
-        if self.session.remembers:
+        if self.session.buckets.remember:
             self._unused.exchanged()
 
     @torch.no_grad()
@@ -272,10 +272,10 @@ class GradientHook:
                 elif not torch.equal(parameter.grad, result := _shaped(part, parameter, strides)):
                     parameter.grad.copy_(result)
         if unused:
-            self.session.hold_back(unused)
+            self.session.buckets.hold_back(unused)
 
     def _submit(self, number: int, flat: torch.Tensor) -> None:
-        self.session.mark_ready(number)
+        self.session.buckets.mark_ready(number)
         self.session.submit(number, flat)
 
     def _cut(self, bucket: GradBucket) -> tuple[Layout, list[Strides]]:

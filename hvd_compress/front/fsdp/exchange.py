@@ -127,11 +127,11 @@ class GradientExchange:
                     "all ranks, call reset_iter_state() of the root module (torch 2.15) before the next forward pass, "
                     "or make the model anew. FSDP itself leaves modules out of the training otherwise"
                 )
-            numbers = {layout.names: number for number, layout in enumerate(self.session.layouts)}
+            numbers = {layout.names: number for number, layout in enumerate(self.session.buckets.layouts)}
             for bucket in missing:
                 group = self._groups[bucket]
                 numel = group.numel * (group.ways if self.scatters else 1)
-                self.session.mark_ready(numbers[bucket])
+                self.session.buckets.mark_ready(numbers[bucket])
                 nothing = torch.full((numel,), torch.nan, dtype=group.dtype, device=group.device)
                 self.session.submit(numbers[bucket], nothing)
             with located("giving up a backward pass that an error has ended on this rank"):
@@ -151,12 +151,12 @@ class GradientExchange:
         if not self._came:
             self._begin()
         self._came.append(bucket)
-        number = [layout.names for layout in self.session.layouts].index(bucket)
+        number = [layout.names for layout in self.session.buckets.layouts].index(bucket)
         if not self.scatters:
             if bucket not in self._flats:
                 self._flats[bucket] = torch.empty_like(gradient)
             gradient = self._flats[bucket].copy_(gradient)
-        self.session.mark_ready(number)
+        self.session.buckets.mark_ready(number)
         self.session.submit(number, gradient)
 
     def _finish_behind_this_pass(self) -> None:
@@ -185,12 +185,12 @@ class GradientExchange:
         trained = [group.trained for group in self._every]
         if trained == [group.shards for group in self._every]:
             return
-        if self.scatters and self.session.compressor.error_feedback:
+        if self.scatters and self.session.request.compressor.error_feedback:
             raise UnsupportedError(
                 "layers were frozen or unfrozen, and feedback=True remembers modules as a whole: freeze them before "
                 "compress(), or leave feedback out"
             )
-        known = [self._groups[layout.names] for layout in self.session.layouts] if self._opened else self._every
+        known = [self._groups[layout.names] for layout in self.session.buckets.layouts] if self._opened else self._every
         for group, shards in zip(self._every, trained, strict=True):
             if shards != group.shards:
                 group.shards = shards
@@ -216,7 +216,7 @@ class GradientExchange:
         self.session.open([name for layout in layouts for name in layout.names], options=_words(self.scatters))
         if self.scatters:
             self._compare_shards()
-        as_before = self.session.resumes_with
+        as_before = self.session.loaded.cuts
         if sorted(as_before) == sorted(self._groups):
             layouts = [self._layout(bucket) for bucket in as_before]
             self._ordered = True
@@ -251,7 +251,7 @@ class GradientExchange:
                     "out, and call backward() once for all modules"
                 )
             self.session.end_step()
-            for number, layout in enumerate(self.session.layouts):
+            for number, layout in enumerate(self.session.buckets.layouts):
                 result = self.session.result(number) if self.scatters else self._flats[layout.names]
                 group = self._groups[layout.names]
                 group.wait()
@@ -260,7 +260,7 @@ class GradientExchange:
                 ):
                     shard.add(part)
             self._order()
-            if self.session.remembers:
+            if self.session.buckets.remember:
                 self._unused.exchanged()
 
     @contextmanager
@@ -283,7 +283,7 @@ class GradientExchange:
         known = list(self._groups)
         seen = self.session.gather_figures([known.index(bucket) for bucket in self._came], "the order of gradients")[0]
         layouts = [self._layout(known[int(number)]) for number in seen]
-        if layouts != list(self.session.layouts):
+        if layouts != list(self.session.buckets.layouts):
             self.session.set_buckets(layouts, self.handle.devices)
 
     def _bucket_of(self, group: ParamGroup) -> tuple[str, ...]:

@@ -287,7 +287,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         assert self._reducer is not None
         if self._dirty or not self._reducer.holds_results():
             return
-        if self._synchronized and self._reducer.session.compressor.error_feedback:
+        if self._synchronized and self._reducer.session.request.compressor.error_feedback:
             raise UsageError(
                 "step() after synchronize() would exchange gradients again, perhaps clipped or unscaled by now, "
                 "together with what compression remembers of them as they were: call step(), or "

@@ -126,7 +126,7 @@ class Reducer:
         elif name in self._number_of:
             number = self._number_of[name]
             full = self._buckets[number].arrive(name)
-            self.session.mark_ready(number)
+            self.session.buckets.mark_ready(number)
             if full and not self.session.holds_back:
                 self.session.submit(number, self._buckets[number].flat)
 
@@ -149,7 +149,7 @@ class Reducer:
                 self._let_go()
                 self._set_up()
             for number, bucket in enumerate(self._buckets):
-                if not self.session.is_launched(number):
+                if not self.session.buckets.is_launched(number):
                     for name in bucket.missing:
                         self._check_dense(name)
                         bucket.arrive(name)
@@ -163,12 +163,12 @@ class Reducer:
                 self._consider(self._cutting, report)  # from here on buckets may have other numbers
             self._ended_s = perf_counter()
             for bucket in self._buckets:
-                bucket.give_back(self._shaped, self.session.unsent)
+                bucket.give_back(self._shaped, self.session.steering.unsent)
             for name, result in zip(self._sparse, rows, strict=True):
                 parameter = self._parameters[name]
                 if parameter.grad is not None or parameter.requires_grad:
                     parameter.grad = result
-            if self.session.remembers:
+            if self.session.buckets.remember:
                 self._unused.exchanged()
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
             self.session.fail(error)
@@ -220,13 +220,13 @@ class Reducer:
         self._was_sparse = set(agreement.sparse)
         self._sparse = [] if self._options.sparse_as_dense else list(agreement.sparse)
         order = [name for name in agreement.order if name not in self._sparse]
-        parts = self.session.parts(order)
+        parts = self.session.steering.decider.parts(order)
         layouts = self._first_cut = plan_buckets(
             order, self.handle.slots, self._settings.fusion_threshold_bytes, self._groups(order), parts
         )
         self._order = order
         if self._keeps_cut and not parts:
-            dense = [names for names in self.session.resumes_with if not set(names) <= set(self._sparse)]
+            dense = [names for names in self.session.loaded.cuts if not set(names) <= set(self._sparse)]
             resumed = cut_as(dense, layouts)
             layouts = layouts if resumed is None else resumed
             if resumed is None and self._may_cut:

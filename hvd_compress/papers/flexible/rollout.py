@@ -94,7 +94,7 @@ def _roll_out(trying: Trying, session: Session, asked: Rollout, restore: Restore
     first, last, own, scale = session.step, session.last_step, session.states.keep(), session.loss_scale.scale
     for ratio in trying.ratios:
         trying.try_ratio(ratio)
-        session.follow(first)
+        session.steering.follow(first)
         try:
             for taken in range(asked.steps):
                 asked.step()
@@ -107,4 +107,4 @@ def _roll_out(trying: Trying, session: Session, asked: Rollout, restore: Restore
             restore()
             session.step, session.last_step, session.loss_scale.scale = first, last, scale
     trying.compare(first)
-    session.follow(first)
+    session.steering.follow(first)

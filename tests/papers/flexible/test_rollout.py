@@ -129,7 +129,7 @@ def test_training_goes_on_to_the_bit_as_if_there_had_been_none(monkeypatch: pyte
 
     def go_on(run: SimpleNamespace) -> list[torch.Tensor]:
         session = run.optimizer._reducer.session
-        session.policy = FixedPolicy(Request(TopK(0.05), "star"))
+        session.steering.policy = FixedPolicy(Request(TopK(0.05), "star"))
         for bucket in session.buckets.every:
             bucket.decide(type(bucket.decision)(TopK(0.05), paths.Path("star")))
         for _ in range(5):

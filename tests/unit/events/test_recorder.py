@@ -193,6 +193,6 @@ def test_where_nothing_is_written_nothing_is_recorded() -> None:
         parameters, optimizer = on_engine(engine, FIXED["int4"])
         backward(parameters, engine.rank, 0)
         optimizer.step()
-        return optimizer._reducer.session._observers._recorder
+        return optimizer._reducer.session.reporting._observers._recorder
 
     assert run_ranks(2, body) == [None, None]

@@ -102,7 +102,7 @@ def test_it_is_given_an_optimizer_of_the_model() -> None:
     handle = Handle.alone(dict(model.named_parameters()), ddp.Compression.int4(), Settings(600, 60.0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
     handle.follow_learning_rate(optimizer)
-    assert handle.session.learning_rates() == [0.25]
+    assert handle.session.steering.learning_rates() == [0.25]
     with pytest.raises(ConfigError, match="this SGD has no parameter of this model"):
         handle.follow_learning_rate(sgd())
     with pytest.raises(ConfigError, match="a StepLR has no learning rates"):

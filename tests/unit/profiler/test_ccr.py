@@ -120,7 +120,7 @@ def test_buckets_are_held_back_while_it_is_profiled() -> None:
             if step == 3:
                 of(optimizer).profile_ccr(2)
             backward(parameters, engine.rank, step)
-            beside.append(any(optimizer._reducer.session.is_launched(n) for n in range(3)) if step else False)
+            beside.append(any(optimizer._reducer.session.buckets.is_launched(n) for n in range(3)) if step else False)
             optimizer.step()
             optimizer.zero_grad()
         return beside

@@ -88,7 +88,7 @@ def test_buckets_are_held_back_until_the_profile_is_complete(tmp_path: Path) -> 
         beside = []
         for step in range(STEPS + SKIP + 2):
             backward(parameters, engine.rank, step)
-            beside.append(any(optimizer._reducer.session.is_launched(n) for n in range(3)) if step else False)
+            beside.append(any(optimizer._reducer.session.buckets.is_launched(n) for n in range(3)) if step else False)
             optimizer.step()
             optimizer.zero_grad()
         return beside

@@ -46,7 +46,7 @@ def session_of(engine: InProcessEngine, decision: Decision) -> Session:
 
 def step(session: Session) -> None:
     session.begin_step()
-    for number, each in enumerate(session.layouts):
+    for number, each in enumerate(session.buckets.layouts):
         session.submit(number, torch.randn(each.numel))
     session.end_step()
 
@@ -77,7 +77,7 @@ def test_between_steps_a_session_holds_residuals_and_nothing_of_a_step(name: str
         session.set_buckets([bucket(*NAMES[:3]), bucket(*NAMES[3:])], DEVICES)
         for _ in range(2):
             step(session)
-        session.release_gradients()
+        session.buckets.release_gradients()
         storages = {each.data_ptr(): each.nbytes() for t in tensors_of(session) if (each := t.untyped_storage())}
         session.close()
         return sum(storages.values()) / NUMEL

@@ -131,7 +131,7 @@ def test_what_is_averaged_is_the_mean_of_those_who_stay() -> None:
         if engine.rank == 3:
             return None
         session.reopen(lambda: three.engine(engine.rank))
-        assert not session.remembers
+        assert not session.buckets.remember
         session.drop_step()
         assert torch.equal(kept(session), before), "the step before the failure was used"
         result = torch.cat(take(session, engine.rank, LEAVES))
@@ -149,16 +149,16 @@ def test_a_policy_goes_on_with_what_it_has_chosen() -> None:
 
     def body(engine: InProcessEngine) -> None:
         session = opened(lambda: engine, Compression.auto(), settings)
-        while not session.controller.settled:
+        while not session.steering.controller.settled:
             take(session, engine.rank, session.step)
-        chosen = {names: (str(each.compressor), str(each.path)) for names, each in session.decisions.items()}
+        chosen = {names: (str(each.compressor), str(each.path)) for names, each in session.buckets.decisions.items()}
         session.reopen(lambda: four.engine(engine.rank))
-        assert session.controller.settled
-        assert {n: (str(d.compressor), str(d.path)) for n, d in session.decisions.items()} == chosen
+        assert session.steering.controller.settled
+        assert {n: (str(d.compressor), str(d.path)) for n, d in session.buckets.decisions.items()} == chosen
         take(session, engine.rank, session.step)
         if engine.rank < 3:
             session.reopen(lambda: three.engine(engine.rank))
-            assert not session.controller.settled
+            assert not session.steering.controller.settled
             take(session, engine.rank, session.step)
         session.close()
 

@@ -94,7 +94,7 @@ def drawn(numel: int, rank: int, step: int, number: int) -> torch.Tensor:
 
 def take(session: Session, rank: int, step: int) -> list[torch.Tensor]:
     """Exchange drawn gradients of all buckets; return the results."""
-    flats = [drawn(each.numel, rank, step, number) for number, each in enumerate(session.layouts)]
+    flats = [drawn(each.numel, rank, step, number) for number, each in enumerate(session.buckets.layouts)]
     for number, flat in reversed(list(enumerate(flats))):
         session.submit(number, flat)
     session.end_step()
@@ -174,7 +174,7 @@ def test_buckets_that_are_cut_anew_within_a_step_keep_what_is_remembered() -> No
         came = {name: 0 for name in SHAPES}
 
         def collect(flats: list[torch.Tensor]) -> None:
-            for each, flat in zip(session.layouts, flats, strict=True):
+            for each, flat in zip(session.buckets.layouts, flats, strict=True):
                 parts = torch.split(flat, list(each.segments))
                 for name, part in zip(each.names, parts, strict=True):
                     came[name] = came[name] + part
@@ -184,8 +184,8 @@ def test_buckets_that_are_cut_anew_within_a_step_keep_what_is_remembered() -> No
         flats = [drawn(200, engine.rank, 1, 0), drawn(97, engine.rank, 1, 1)]
         session.submit(0, flats[0])
         session.set_buckets([layout("a"), layout("d", "b", "c")], DEVICES)
-        assert session.is_launched(0)
-        assert not session.is_launched(1)
+        assert session.buckets.is_launched(0)
+        assert not session.buckets.is_launched(1)
         assert torch.equal(residual(session, "bcd"), before[200:])
         session.submit(1, flats[1])
         session.end_step()
@@ -320,9 +320,9 @@ def test_a_bucket_that_had_left_travels_by_the_new_decision_from_the_next_step_o
         session.submit(0, drawn(200, engine.rank, 1, 0))
         session.set_buckets([layout("a"), layout("d", "b", "c")], DEVICES)
         session.submit(1, drawn(97, engine.rank, 1, 1))
-        before = session.decisions[("a",)]
+        before = session.buckets.decisions[("a",)]
         session.end_step()
-        return before, session.decisions
+        return before, session.buckets.decisions
 
     for before, after in run_ranks(2, body):
         assert before == DENSE
@@ -332,7 +332,7 @@ def test_a_bucket_that_had_left_travels_by_the_new_decision_from_the_next_step_o
 def take_some(session: Session, rank: int, step: int, numbers: Sequence[int]) -> dict[int, torch.Tensor]:
     """Exchange drawn gradients of some buckets; return the results, by number."""
     session.begin_step(numbers)
-    flats = {number: drawn(session.layouts[number].numel, rank, step, number) for number in numbers}
+    flats = {number: drawn(session.buckets.layouts[number].numel, rank, step, number) for number in numbers}
     for number in reversed(numbers):
         session.submit(number, flats[number])
     session.end_step()
@@ -395,7 +395,7 @@ def test_results_may_be_fetched_later() -> None:
     def body(engine: InProcessEngine) -> None:
         session = opened(engine, Playing([TOPK] * 2))
         session.set_buckets([layout("a", "b"), layout("c", "d")], DEVICES)
-        flat = drawn(session.layouts[0].numel, engine.rank, 0, 0)
+        flat = drawn(session.buckets.layouts[0].numel, engine.rank, 0, 0)
         session.begin_step([0])
         session.submit(0, flat)
         saved = checkpoint.save(session, engine.rank, 2)
@@ -403,7 +403,7 @@ def test_results_may_be_fetched_later() -> None:
         with pytest.raises(UsageError, match="step 0 is on its way"):
             session.drop_step()
         with pytest.raises(ValueError, match="not in"):
-            session.submit(1, torch.zeros(session.layouts[1].numel))
+            session.submit(1, torch.zeros(session.buckets.layouts[1].numel))
         report = session.end_step()
         assert (report.step, session.step) == (0, 1)
 

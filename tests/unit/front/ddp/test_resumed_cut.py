@@ -46,7 +46,7 @@ def test_results_are_the_mean_whichever_buckets_are_those_of_the_checkpoint(cut:
     def body(engine: InProcessEngine) -> list[float]:
         parameters = {name: torch.nn.Parameter(torch.zeros(NUMEL)) for name in "abcd"}
         hook = GradientHook(parameters, Request(Cast()), Settings(600, 60), lambda: engine)
-        hook.session.resumes_with = (("d",), ("c", "b", "a"))
+        hook.session.loaded.cuts = (("d",), ("c", "b", "a"))
         results = []
         for buckets in (("dcba",), cut, cut):
             flats = [torch.full((NUMEL * len(names),), float(engine.rank)) for names in buckets]
