@@ -31,16 +31,17 @@ from hvd_compress.schemes import Probe
 from hvd_compress.session import gathering
 from hvd_compress.session.bucket import SessionBucket
 from hvd_compress.session.buckets import Buckets
+from hvd_compress.session.ccr import CcrMeasurement
 from hvd_compress.session.handshake import Agreement
 from hvd_compress.session.metrics import StepMetrics
 from hvd_compress.session.notices import tell_given_up, tell_unused
 from hvd_compress.session.observers import Observers
 from hvd_compress.session.opening import Opening, Resuming
 from hvd_compress.session.pipeline import Pipeline
-from hvd_compress.session.profiling import CcrMeasurement, Profiling
 from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.session.report import Exchanged, StepReport
 from hvd_compress.session.step import Step
+from hvd_compress.session.step_recorder import StepRecorder
 from hvd_compress.settings import Settings
 from hvd_compress.warned import warn_caller
 
@@ -61,7 +62,7 @@ class Session:
         step: of the coming exchange; the same on all ranks from open() on.
         last_step: a report of the last exchange; None before the first.
         policy: what decides; None before open().
-        profiling: what records the steps, if anything; a front end that knows parameters sets it before open().
+        recorders: what records the steps, if anything; a front end that knows parameters sets it before open().
         ccr: what measures the communication-to-computation ratio; a front end that knows parameters gives a profiler.
         replicas: what checks that replicas are equal, if anything; a front end that knows parameters sets it.
         resumes_with: names by bucket, as they were cut when the checkpoint was saved that was loaded; empty where none
@@ -112,8 +113,8 @@ class Session:
         self.step = 0
         self.last_step: StepReport | None = None
         self.policy: DecisionPolicy | None = None
-        self.profiling: Profiling | None = None
-        self.ccr = CcrMeasurement(settings.ccr)
+        self.recorders: Sequence[StepRecorder] = ()
+        self.ccr = CcrMeasurement()
         self.replicas: ReplicaCheck | None = None
         self.resumes_with: tuple[tuple[str, ...], ...] = ()
         self.cuts_stand = True
@@ -147,11 +148,11 @@ class Session:
     @property
     def holds_back(self) -> bool:
         """Whether buckets are to be handed over when the backward pass is over, and not beside it."""
-        return self._is_profiled or self.ccr.active
+        return self._is_recorded or self.ccr.active
 
     @property
-    def _is_profiled(self) -> bool:
-        return self.profiling is not None and self.profiling.active
+    def _is_recorded(self) -> bool:
+        return any(each.holds_back for each in self.recorders)
 
     @property
     def connected(self) -> bool:
@@ -189,7 +190,7 @@ class Session:
         return agreement
 
     def _meet(self, resuming: Resuming) -> Agreement:
-        meet = partial(self._opening.meet, resuming=resuming, profiling=self.profiling, ccr=self.ccr)
+        meet = partial(self._opening.meet, resuming=resuming, recorders=self.recorders, ccr=self.ccr)
 
         def met(engine: Engine) -> Agreement:
             self._engine = engine
@@ -409,9 +410,8 @@ class Session:
         if observers.end_step(self.step, self._metrics):
             self.look()
         self.step += 1
-        if self._is_profiled:
-            assert self.profiling is not None
-            self.profiling.end_step(self._pipeline.begin)
+        for recorder in self.recorders:
+            recorder.end_step(self._pipeline.begin)
         self._step.end()
         return self.last_step
 
@@ -441,7 +441,7 @@ class Session:
             measured = [BucketMetrics(spans, b.report, b.state) for spans, b in metrics]
             policy.observe(self.step, self._metrics.observe(measured), moments)
             observers.exchanged(self.step, buckets, exchanged.spans)
-        self.ccr.end_step(self.step, moments.waited_s, policy, self._pipeline.begin, self._engine.rank, self.layouts)
+        self.ccr.end_step(self.step, moments.waited_s, policy, self._pipeline.begin, self.layouts)
 
     def _settle(self, exchanged: Exchanged) -> list[tuple[Layout, Decision]]:
         """Let buckets travel as the policy says from the next step on. Return how they have travelled."""
@@ -548,7 +548,7 @@ class Session:
         self._closed = True
         with ExitStack() as closing:  # each, also where another one fails
             closing.callback(self._pipeline.stop)
-            for written in (getattr(self, "_observers", None), self.policy, self.profiling, self.ccr):
+            for written in (getattr(self, "_observers", None), self.policy, *self.recorders, self.ccr):
                 if written is not None:
                     closing.callback(written.close)
 
@@ -570,7 +570,7 @@ class Session:
         return bool(ranks)
 
     def _check_replicas(self) -> None:
-        if self.replicas is None or self._is_profiled or self._engine.world_size == 1:
+        if self.replicas is None or self._is_recorded or self._engine.world_size == 1:
             return
         if not all(each.scheme.averages for each in self.buckets.every):
             return

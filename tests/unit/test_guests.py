@@ -22,6 +22,7 @@ from hvd_compress.compression.named import compressor_named
 from hvd_compress.compressors import COMPRESSORS
 from hvd_compress.errors import ConfigError, UnknownCompressionError
 from hvd_compress.guests import GUESTS
+from hvd_compress.settings import Settings
 from tools.imports import imports_of
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +65,8 @@ def test_the_table_names_what_is_there() -> None:
             assert getattr(compressors, COMPRESSORS[name].__name__) is COMPRESSORS[name]
         for mark, place in guest.schemes.items():
             assert guests.scheme(mark).__name__ == place.partition(":")[2]
+        for variable, place in guest.recordings.items():
+            assert guest.named(place).variable == variable
         for earlier, now in guest.earlier.items():
             module = guest.imported(now)
             classes = [each for each in vars(module).values() if isinstance(each, type)]
@@ -101,7 +104,14 @@ def test_the_core_does_without(tmp_path: Path) -> None:
     place = left(tmp_path / "left")
     asked = json.dumps(
         [
-            [g.folder, list(g.commands.items()), list(g.compressions), list(g.compressors.items()), list(g.earlier)]
+            [
+                g.folder,
+                list(g.commands.items()),
+                list(g.compressions),
+                list(g.compressors.items()),
+                list(g.earlier),
+                list(g.recordings),
+            ]
             for g in HERE
         ]
     )
@@ -114,7 +124,7 @@ def test_the_core_does_without(tmp_path: Path) -> None:
 
 def assert_missing() -> None:
     """Where guests were removed, what they bring is not offered, and says what is missing where it is asked for."""
-    for folder, commands, compressions, named, earlier in json.loads(sys.argv[1]):
+    for folder, commands, compressions, named, earlier, recordings in json.loads(sys.argv[1]):
         said = f"comes with hvd_compress/{folder}, which is not part"
         for words, does in commands:
             *group, _ = words.split()
@@ -135,6 +145,11 @@ def assert_missing() -> None:
         for module in earlier:
             with pytest.raises(ConfigError, match=rf"{module}\.Any {said}"):
                 pickle.loads(f"chvd_compress.{module}\nAny\n.".encode())
+        for variable in recordings:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv(variable, "asked for")
+                with pytest.raises(ConfigError, match=f"{variable} {said}"):
+                    Settings.from_environment()
     namespace: dict[str, object] = {}
     exec("from hvd_compress.ddp import *", namespace)
     assert "compress" in namespace

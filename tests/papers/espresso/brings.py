@@ -20,13 +20,16 @@ PICTURES = ["plan make", "plan compare"]
 MEANT = [
     ("plan options --only 'alreduce@all'", "did you mean allreduce@all?"),
     ("plan count-options --only 'alreduce@all'", "did you mean allreduce@all?"),
+    ("profile --compressor itn4 -- true", "did you mean int4?"),
+    ("profile --compressor topk:ratio=0.1,value=bf16 -- true", "did you mean values?"),
     ("plan make x -o y --compressor int4", "`hvd-compress profile --compressor int4 -- COMMAND` writes one"),
 ]
 CHOICES = ["--engine", "--device", "--communication", "--testbed"]
 
 
 def _beyond(number: str) -> list[list[str]]:
-    return [["bench", "planner", "--gpus", number], ["plan", "count-options", "--devices", number]]
+    deep = ["profile", "--compressor", f"topk:ratio={'[' * 100_000}", "--", "true"]
+    return [deep, ["bench", "planner", "--gpus", number], ["plan", "count-options", "--devices", number]]
 
 
 BEYOND = [_beyond]
@@ -60,7 +63,12 @@ WRITERS = {
     "plan make, trace": lambda folder: [*_make(folder), "--trace"],
     "plan make, picture": lambda folder: [*_make(folder), "--picture"],
     "plan compare": lambda folder: [*_compare(folder), "--picture"],
+    "profile": lambda folder: ["profile", "-o"],
 }
+FOLDERS = ["profile"]
+"""Writers of a folder."""
+AFTER = {"profile": ["--", "true"]}
+"""What follows what is written, by writer."""
 
 
 def _write(folder: Path) -> None:
@@ -101,26 +109,37 @@ DECODERS = [_decoders]
 
 ALLOWED = {
     "papers/espresso": {
+        "__version__",
         "bench",
-        "buckets.layout",
+        "buckets",
         "cli",
         "compression.named",
         "compressors",
         "cost",
         "engines.base",
+        "engines.launch",
         "engines.layout",
         "engines.names",
         "errors",
         "extras",
         "feedback.states",
+        "front.handle",
+        "front.recorded",
         "native",
         "papers.espresso",
         "payload",
+        "policies.ccr",
         "policies.plan_schema",
         "policies.plan_settings",
         "profiler",
+        "request",
         "schema",
         "schemes",
+        "session.clocks",
+        "session.gradient_times",
+        "session.session",
+        "session.step_recorder",
+        "settings",
         "timeline",
         "units",
     }

@@ -110,8 +110,6 @@ CHOOSE = "choose --numel 1M --ratio 1% --world-size 4 --latency 1ms --bandwidth 
         ("bench kernels --kernel topk,blok_sum/8", "no kernel is called blok_sum/8"),
         ("bench compressors --compressions topk,itn4", "unknown compressor 'itn4'"),
         ("bench compressors --compressions topk:ratoi=0.1,int4", "did you mean ratio?"),
-        ("profile --compressor itn4 -- true", "did you mean int4?"),
-        ("profile --compressor topk:ratio=0.1,value=bf16 -- true", "did you mean values?"),
         *brought("MEANT"),
     ],
 )

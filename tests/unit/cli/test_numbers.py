@@ -78,7 +78,6 @@ TEN = f"1{'0' * 400}"
         [*CHOOSE, "--world-size", "8", "--latency", "1e308s", "--bandwidth", "1gbit"],
         [*CHOOSE, "--world-size", "8", "--latency", "1ms", "--bandwidth", "1e300tbit"],
         [*CHOOSE, "--world-size", "8", "--latency", "1ms", "--bandwidth", "1e-300bit"],
-        ["profile", "--compressor", f"topk:ratio={'[' * 100_000}", "--", "true"],
         ["bench", "kernels", "--threads", TEN],
         ["bench", "kernels", "--repetitions", TEN],
         ["bench", "compressors", "--threads", TEN],

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress.errors import UsageError
-from hvd_compress.profiler.model import model_profile
+from hvd_compress.papers.espresso.profiler.model import model_profile
 from hvd_compress.profiler.profiles import ModelProfile, read, write
-from hvd_compress.profiler.recorder import StepTimes
+from hvd_compress.session.gradient_times import StepTimes
 
 SHAPES = {"a": (2, 3), "b": (), "c": (7,), "never": (4,), "empty": (0, 3)}
 SECONDS = st.floats(0.0, 10.0)

@@ -14,8 +14,8 @@ from hvd_compress.cost.formulas import Formulas
 from hvd_compress.engines.base import Call
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.papers.espresso.profiler.system import measure_system, require_measurable
 from hvd_compress.profiler.profiles import SystemProfile
-from hvd_compress.profiler.system import measure_system, require_measurable
 from tests.harness import alone
 
 VERBS = {"allreduce", "reduce_scatter", "allgather", "alltoall", "broadcast", "gather"}

@@ -17,8 +17,8 @@ from hvd_compress.compressors import Cast, EFSign, PowerSGD
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.events.history import read as events_of
-from hvd_compress.profiler import job
-from hvd_compress.profiler.job import profiled_once
+from hvd_compress.front import recorded
+from hvd_compress.front.recorded import recorded_once
 from hvd_compress.profiler.profiles import (
     COMPRESSOR,
     MODEL,
@@ -32,7 +32,7 @@ from hvd_compress.profiler.profiles import (
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import SHAPES, alone, backward, on_engine
-from tests.unit.profiler.profiled import REQUEST, SKIP, STEPS, settings, train
+from tests.papers.espresso.profiler.profiled import REQUEST, SKIP, STEPS, settings, train
 
 
 def test_the_files_are_complete(folder: Path) -> None:
@@ -155,18 +155,18 @@ def test_uneven_hosts_are_refused_in_the_first_step(tmp_path: Path) -> None:
 def test_one_optimizer_of_a_process_is_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one; another where that one ends before."""
     gc.collect()  # what an earlier test has left would end its own profile in the middle
-    monkeypatch.setattr(job, "_taken", False)
+    monkeypatch.setattr(recorded, "_taken", False)
     given = settings(tmp_path)
 
     def yielded(asked: Settings) -> Settings:
-        with profiled_once(asked) as found:
+        with recorded_once(asked) as found:
             return found
 
-    assert yielded(settings(None)).profile is None
-    with profiled_once(given, of_all=False) as found:
-        assert found.profile is None
+    assert yielded(settings(None)).recordings == ()
+    with recorded_once(given, of_all=False) as found:
+        assert found.recordings == ()
     assert yielded(given) == given
-    assert yielded(given).profile is None
+    assert yielded(given).recordings == ()
 
     def body(engine: InProcessEngine) -> None:
         optimizer, _ = train(engine, given, steps=1)
@@ -175,20 +175,20 @@ def test_one_optimizer_of_a_process_is_profiled(tmp_path: Path, monkeypatch: pyt
     run_ranks(1, body)
     assert yielded(given) == given
     run_ranks(1, lambda engine: train(engine, given)[0].retire())
-    assert yielded(given).profile is None, "it is complete"
+    assert yielded(given).recordings == (), "it is complete"
 
 
 def test_what_could_not_be_made_leaves_the_profile_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "_taken", False)
+    monkeypatch.setattr(recorded, "_taken", False)
     given = settings(tmp_path)
-    with pytest.raises(UnsupportedError), profiled_once(given) as found:
+    with pytest.raises(UnsupportedError), recorded_once(given) as found:
         run_ranks(1, lambda engine: on_engine(engine, Request(PowerSGD(2)), settings=found) and None)
-    with profiled_once(given) as found:
+    with recorded_once(given) as found:
         assert found == given
-    with pytest.raises(UnsupportedError), profiled_once(given):
+    with pytest.raises(UnsupportedError), recorded_once(given):
         on_engine(alone(), Request(PowerSGD(2)), settings=given)
-    with profiled_once(given) as found:
-        assert found.profile is None, "the one that was made has it, and not the one that failed"
+    with recorded_once(given) as found:
+        assert found.recordings == (), "the one that was made has it, and not the one that failed"
 
 
 def test_nothing_is_watched_without_a_profile(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_nothing_is_watched_without_a_profile(tmp_path: Path) -> None:
 
     def body(engine: InProcessEngine) -> None:
         optimizer, _ = train(engine, settings(None), steps=2)
-        assert optimizer._reducer.session.profiling is None
+        assert list(optimizer._reducer.session.recorders) == []
         assert torch.autograd.backward is own
 
     run_ranks(1, body)

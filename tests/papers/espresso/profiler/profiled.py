@@ -7,8 +7,9 @@ from typing import Any
 
 from hvd_compress.compressors import TopK
 from hvd_compress.engines.inprocess import InProcessEngine
+from hvd_compress.papers.espresso.profiler.settings import ProfileSettings
 from hvd_compress.request.request import Request
-from hvd_compress.settings import ProfileSettings, Settings
+from hvd_compress.settings import Settings
 from tests.harness import backward, flat_gradient, on_engine
 
 STEPS, SKIP = 3, 2
@@ -17,8 +18,8 @@ REQUEST = Request(TopK(0.05))
 
 def settings(folder: Path | None, **changed: Any) -> Settings:
     """Three buckets with SHAPES, and a profile where there is a folder for it."""
-    profile = None if folder is None else ProfileSettings(folder, STEPS, SKIP, **changed)
-    return Settings(fusion_threshold_bytes=600, timeout_s=60, calibration_s=0.02, profile=profile)
+    profile = () if folder is None else (ProfileSettings(folder, STEPS, SKIP, **changed),)
+    return Settings(fusion_threshold_bytes=600, timeout_s=60, calibration_s=0.02, recordings=profile)
 
 
 def train(engine: InProcessEngine, given: Settings, request: Request = REQUEST, steps: int = STEPS + SKIP + 2):

@@ -10,10 +10,10 @@ import torch
 import hvd_compress.profiler
 from hvd_compress.compressors import EFSign
 from hvd_compress.errors import ConfigError, PlanError, UnsupportedError, UsageError
+from hvd_compress.papers.espresso.profiler.folder import RUN, Claim
 from hvd_compress.profiler import Profile
-from hvd_compress.profiler.folder import RUN, Claim
 from hvd_compress.profiler.profiles import CompressorProfile, ModelProfile, read
-from tests.unit.profiler.played import Chain, PlayedClock
+from tests.played_clock import Chain, PlayedClock
 
 TAKEN = [4.0, 2.0, 1.0]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hvd_compress.profiler.recorder import Recorder
-from tests.unit.profiler.played import Chain, PlayedClock
+from hvd_compress.session.gradient_times import Recorder
+from tests.played_clock import Chain, PlayedClock
+from tests.played_clock import nobody_watches as nobody_watches
 
 TAKEN = [4.0, 2.0, 1.0]
 """Backward, of the first to the last layer."""

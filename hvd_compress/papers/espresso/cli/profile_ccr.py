@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from hvd_compress.cli.programs import run_program
+from hvd_compress.papers.espresso.cli.programs import run_program
 from hvd_compress.policies.ccr import LONGEST_INTERVAL, interval_of
 
 NOT_SEEN = (

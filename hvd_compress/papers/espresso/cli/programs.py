@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from hvd_compress.cli import descendants
 from hvd_compress.errors import ConfigError
+from hvd_compress.papers.espresso.cli import descendants
 
 POLL_S = 0.2
 """How often it is looked whether what a program is to find is complete."""

@@ -18,6 +18,7 @@ from hvd_compress.settings import Settings
 from tests.brought import brought
 from tests.clock import Clock, slowed
 from tests.harness import backward, on_engine
+from tests.played_clock import nobody_watches as nobody_watches
 
 RANKS, STEPS = 3, 12
 PASS_S = 0.004

@@ -13,7 +13,7 @@ from hvd_compress.cli.main import main
 from hvd_compress.papers.espresso.planning import plan
 from hvd_compress.profiler.profiles import CompressorProfile, ModelProfile, SystemProfile, read
 from tests.jobs.launch import LAUNCHERS, launch
-from tests.jobs.test_profile_jobs import FRONT_ENDS, PROGRAM, RANKS, SKIP, STEPS, profile
+from tests.papers.espresso.profiler.test_jobs import FRONT_ENDS, PROGRAM, RANKS, SKIP, STEPS, profile
 
 pytestmark = pytest.mark.level2
 
@@ -29,7 +29,7 @@ def test_a_profile_of_a_job_is_written_and_planned_with(launcher: str, front_end
     assert "model.json: 6 tensors, 2,603 elements, 4 steps; forward " in done.stdout
     assert f"compressor.json: {'efsign' if launcher == 'mpirun' else 'topk'}, training: compress " in done.stdout
     assert "system.json: 1 host(s) of 2 rank(s); within: alpha " in done.stdout
-    plain = launch(launcher, "profiled", front_end, ranks=RANKS)
+    plain = launch(launcher, PROGRAM, front_end, ranks=RANKS)
     profiled = done.stdout + done.stderr
     trained = [re.findall(r"trained to (\w{64})", output) for output in (profiled, plain.output)]
     assert len(trained[0]) == len(trained[1]) == RANKS
@@ -60,7 +60,7 @@ def check_planned_job(tmp_path: Path) -> None:
     assert made.exit_code == 0, made.output
     assert "over engine torch" in made.output
     variables = {"HVD_COMPRESS_TIMELINE": str(timeline), "HVD_COMPRESS_TIMELINE_EVERY": "1"}
-    run = launch("torchrun", "profiled", "planned", str(file), ranks=2, **variables)
+    run = launch("torchrun", PROGRAM, "planned", str(file), ranks=2, **variables)
     assert run.status == 0, run.output
     assert "the plan was made for engine" not in run.output
     picture = tmp_path / "both.png"

@@ -14,8 +14,8 @@ import torch
 
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import CommunicationError, ConfigError, PlanError
-from hvd_compress.profiler import job
-from hvd_compress.profiler.folder import COMMAND, RUN, Claim, is_of
+from hvd_compress.papers.espresso.profiler import job
+from hvd_compress.papers.espresso.profiler.folder import COMMAND, RUN, Claim, is_of
 from hvd_compress.profiler.profiles import (
     COMPRESSOR,
     MODEL,
@@ -28,7 +28,7 @@ from hvd_compress.profiler.profiles import (
     write,
 )
 from tests.harness import backward, on_engine
-from tests.unit.profiler.profiled import REQUEST, SKIP, STEPS, settings, train
+from tests.papers.espresso.profiler.profiled import REQUEST, SKIP, STEPS, settings, train
 
 
 def test_a_folder_that_cannot_be_written_is_an_obstacle(tmp_path: Path) -> None:

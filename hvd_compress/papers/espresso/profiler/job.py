@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,10 +20,17 @@ from hvd_compress.compressors import Compressor, TopK
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError, HvdCompressError, PlanError
-from hvd_compress.profiler.clocks import clock_of, device_of
-from hvd_compress.profiler.compressor import compressor_named, measure_compressor, require_payloads, sizes_of
-from hvd_compress.profiler.folder import RUN, Claim
-from hvd_compress.profiler.model import model_profile
+from hvd_compress.front.recorded import release
+from hvd_compress.papers.espresso.profiler.compressor import (
+    compressor_named,
+    measure_compressor,
+    require_payloads,
+    sizes_of,
+)
+from hvd_compress.papers.espresso.profiler.folder import RUN, Claim
+from hvd_compress.papers.espresso.profiler.model import model_profile
+from hvd_compress.papers.espresso.profiler.settings import ProfileSettings
+from hvd_compress.papers.espresso.profiler.system import measure_system, require_measurable
 from hvd_compress.profiler.profiles import (
     COMPRESSOR,
     MODEL,
@@ -36,10 +42,10 @@ from hvd_compress.profiler.profiles import (
     SystemProfile,
     write,
 )
-from hvd_compress.profiler.recorder import Recorder
-from hvd_compress.profiler.system import measure_system, require_measurable
 from hvd_compress.request.request import Request
-from hvd_compress.settings import ProfileSettings, Settings
+from hvd_compress.session.clocks import clock_of, device_of
+from hvd_compress.session.gradient_times import Recorder
+from hvd_compress.session.step_recorder import StepRecorder
 
 MEASUREMENTS = 4
 """At most: of the compressor on two devices, and of two links."""
@@ -58,14 +64,13 @@ class Measured:
     obstacle: str = ""
 
 
-class JobProfile:
+class JobProfile(StepRecorder):
     """Records the steps of a job, and then has its ranks measure the compressor and the network.
 
     Whatever keeps it from a profile, the step that is over counts on all ranks, and its gradients are applied. Training
     goes on, but where a collective has failed: then the next exchange is an error on all ranks, as after any other.
 
-    Attributes:
-        active: until then.
+    Buckets are held back until then.
     """
 
     def __init__(
@@ -89,7 +94,7 @@ class JobProfile:
         self._shapes = {name: gradient_shape(parameter) for name, parameter in parameters.items()}
         self._dtypes = {name: element_dtype(parameter) for name, parameter in parameters.items()}
         self._recorder = Recorder(parameters, clock_of(self._device), settings.steps)
-        self._count, self.active, self._writes = 0, True, False
+        self._count, self.holds_back, self._writes = 0, True, False
         self._claim: Claim | None = None
         self._told_unwritable = False
 
@@ -104,6 +109,8 @@ class JobProfile:
             UnsupportedError: as require_measurable().
             ConfigError: another run has the folder; on all ranks alike.
         """
+        if not self.holds_back:  # it has its profile, and ranks meet again
+            return
         require_measurable(engine)
         self._writes = engine.ranks[engine.rank] == 0  # not the first one of another process set
         obstacles = engine.allgather_json(self._take_folder() if self._writes else "")
@@ -113,13 +120,15 @@ class JobProfile:
 
     def end_step(self, launch: Launch) -> None:
         """Count a step; after the last one measure, write, and end."""
+        if not self.holds_back:
+            return
         self._count += 1
         self._tell_progress()
         self._recorder.end_step(exchanged=True)
         if self._count < self._settings.skip + self._settings.steps:
             return
         self._recorder.close()
-        self.active = False
+        self.holds_back = False
         try:
             measured = launch(self._measure, "profile of compressor and network", MEASUREMENTS * self._budget_s)()
         except HvdCompressError as error:  # the next exchange raises it; raised here, ranks would differ by a step
@@ -135,9 +144,9 @@ class JobProfile:
         """Record no more; another optimizer of this process may be profiled if this one was not."""
         self._recorder.close()
         self._leave_folder()
-        if self.active:
-            self.active = False
-            release_profile()
+        if self.holds_back:
+            self.holds_back = False
+            release()
 
     def _measure(self, engine: Engine) -> Measured:
         """Measure; what rank 0 finds counts. Collective.
@@ -262,39 +271,3 @@ def _compressor(settings: ProfileSettings, request: Request) -> Compressor:
     if settings.compressor:
         return compressor_named(settings.compressor)
     return request.compressor if request.compressor.compresses else DEFAULT
-
-
-_lock = threading.Lock()
-_taken = False
-
-
-@contextmanager
-def profiled_once(settings: Settings, of_all: bool = True) -> Iterator[Settings]:
-    """Yield the settings of another optimizer or model: without a profile, or a ratio, where an earlier one has it.
-
-    A front end makes each within such a block. All ranks make those that are of all ranks (`of_all`) in the same order,
-    so the same one is profiled; one of some ranks is not, as the others would take a later one for the first. An error
-    in the block leaves the profile to the next one.
-    """
-    if (settings.profile is None and settings.ccr is None) or not of_all or not _take():
-        yield replace(settings, profile=None, ccr=None)
-        return
-    try:
-        yield settings
-    except BaseException:
-        release_profile()
-        raise
-
-
-def _take() -> bool:
-    global _taken
-    with _lock:
-        free, _taken = not _taken, True
-    return free
-
-
-def release_profile() -> None:
-    """Another optimizer of this process may be profiled."""
-    global _taken
-    with _lock:
-        _taken = False

@@ -17,15 +17,15 @@ from pathlib import Path
 import pytest
 
 from hvd_compress.errors import ConfigError
-from hvd_compress.profiler import folder
-from hvd_compress.profiler.folder import COMMAND, RUN, Claim, is_of, unwritable
+from hvd_compress.papers.espresso.profiler import folder
+from hvd_compress.papers.espresso.profiler.folder import COMMAND, RUN, Claim, is_of, unwritable
 
 pytestmark = pytest.mark.level2
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from hvd_compress.profiler.folder import RUN, Claim
+from hvd_compress.papers.espresso.profiler.folder import RUN, Claim
 claim = Claim(Path(sys.argv[1]), RUN)
 print("mine", flush=True)
 time.sleep(3600)

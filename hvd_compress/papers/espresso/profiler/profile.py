@@ -14,14 +14,21 @@ from hvd_compress.bench.machine import machine
 from hvd_compress.buckets.real import element_dtype, gradient_shape
 from hvd_compress.compressors import Compressor
 from hvd_compress.errors import ConfigError, PlanError
-from hvd_compress.profiler.clocks import Clock, clock_of, device_of
-from hvd_compress.profiler.compressor import BUDGET_S, compressor_named, measure_compressor, require_payloads, sizes_of
-from hvd_compress.profiler.folder import RUN, Claim
-from hvd_compress.profiler.job import DEFAULT, write_profile
-from hvd_compress.profiler.model import model_profile
+from hvd_compress.papers.espresso.profiler.compressor import (
+    BUDGET_S,
+    compressor_named,
+    measure_compressor,
+    require_payloads,
+    sizes_of,
+)
+from hvd_compress.papers.espresso.profiler.folder import RUN, Claim
+from hvd_compress.papers.espresso.profiler.job import DEFAULT, write_profile
+from hvd_compress.papers.espresso.profiler.model import model_profile
+from hvd_compress.papers.espresso.profiler.settings import DEFAULT_SKIP, DEFAULT_STEPS, command_run
 from hvd_compress.profiler.profiles import Device, ModelProfile
-from hvd_compress.profiler.recorder import Recorder
-from hvd_compress.settings import DEFAULT_PROFILE_SKIP, DEFAULT_PROFILE_STEPS, MOST_STEPS, command_run
+from hvd_compress.session.clocks import Clock, clock_of, device_of
+from hvd_compress.session.gradient_times import Recorder
+from hvd_compress.settings import MOST_STEPS
 
 
 class Stepping(Protocol):
@@ -51,8 +58,8 @@ class Profile:
         named_parameters: Iterable[tuple[str, torch.Tensor]],
         optimizer: Stepping,
         *,
-        steps: int = DEFAULT_PROFILE_STEPS,
-        skip: int = DEFAULT_PROFILE_SKIP,
+        steps: int = DEFAULT_STEPS,
+        skip: int = DEFAULT_SKIP,
         make_clock: Callable[[torch.device], Clock] = clock_of,
     ) -> None:
         """Nothing is watched before the block.

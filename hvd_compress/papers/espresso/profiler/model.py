@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hvd_compress.errors import UsageError
 from hvd_compress.profiler.profiles import Dtype, ModelProfile, Tensor
-from hvd_compress.profiler.recorder import StepTimes
+from hvd_compress.session.gradient_times import StepTimes
 
 Shapes = Mapping[str, tuple[int, ...]]
 

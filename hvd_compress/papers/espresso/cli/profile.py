@@ -12,9 +12,10 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from hvd_compress.cli.programs import run_program
 from hvd_compress.errors import ConfigError, PlanError
-from hvd_compress.settings import DEFAULT_CCR_STEPS, DEFAULT_PROFILE_STEPS, MOST_STEPS
+from hvd_compress.papers.espresso.cli.programs import run_program
+from hvd_compress.papers.espresso.profiler.settings import DEFAULT_STEPS
+from hvd_compress.settings import DEFAULT_CCR_STEPS, MOST_STEPS
 
 NOT_SEEN = (
     "no optimizer of hvd_compress.torch with a compression of this package, and no model after hvd_compress.ddp's "
@@ -60,17 +61,17 @@ def command(
     Ends with the exit code of PROGRAM; with 2 where that is 0 and there is no profile.
     """
     if ccr:
-        from hvd_compress.cli.profile_ccr import run as run_ccr
+        from hvd_compress.papers.espresso.cli.profile_ccr import run as run_ccr
 
         if compressor:
             raise ConfigError("--compressor is measured for a profile, and --ccr looks at what the training sends")
         if context.get_parameter_source("folder") is ParameterSource.COMMANDLINE:
             raise ConfigError("--output is the folder of a profile, and --ccr writes nothing")
         sys.exit(run_ccr(program, steps or DEFAULT_CCR_STEPS, skip, stop))
-    steps = steps or DEFAULT_PROFILE_STEPS
+    steps = steps or DEFAULT_STEPS
     if compressor:
         from hvd_compress.compression.named import compressor_named
-        from hvd_compress.profiler.compressor import require_payloads
+        from hvd_compress.papers.espresso.profiler.compressor import require_payloads
 
         require_payloads(compressor_named(compressor))
     variables = {"": os.path.abspath(folder), "_STEPS": str(steps), "_SKIP": str(skip), "_COMPRESSOR": compressor}
@@ -92,7 +93,7 @@ def _claimed(folder: Path) -> Iterator[str]:
 
     Raises ConfigError.
     """
-    from hvd_compress.profiler.folder import COMMAND, RUN, Claim
+    from hvd_compress.papers.espresso.profiler.folder import COMMAND, RUN, Claim
     from hvd_compress.profiler.profiles import PROGRESS
 
     with Claim(folder, COMMAND) as own:
@@ -127,7 +128,7 @@ class Files:
     @property
     def complete(self) -> bool:
         """Whether the job of this command has written all of them: the model is the last one."""
-        from hvd_compress.profiler.folder import is_of
+        from hvd_compress.papers.espresso.profiler.folder import is_of
         from hvd_compress.profiler.profiles import ModelProfile, read
 
         if (stamp := self._stamp()) != self._seen:
@@ -138,7 +139,7 @@ class Files:
 
     def obstacle(self, steps: int, status: int) -> str:
         """Return in words why a run of a number of steps, which ended with an exit code, has no profile."""
-        from hvd_compress.profiler.folder import unwritable
+        from hvd_compress.papers.espresso.profiler.folder import unwritable
 
         try:
             said = json.loads(self._progress.read_text())

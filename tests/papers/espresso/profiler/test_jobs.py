@@ -13,11 +13,13 @@ import pytest
 
 from tests.jobs.launch import CHECKOUT, LAUNCHERS, LIMIT_S
 
+pytestmark = pytest.mark.level2
+
 STEPS, SKIP = "4", "2"
 FRONT_ENDS = [("mpirun", "horovod"), ("torchrun", "ddp")]
 """Launcher and front end."""
 RANKS = 2
-PROGRAM = CHECKOUT / "tests" / "jobs" / "programs" / "profiled.py"
+PROGRAM = Path(__file__).parents[1] / "programs" / "profiled.py"
 COMMAND = [sys.executable, "-c", "from hvd_compress.cli.main import main; main()", "profile"]
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, PowerSGD, TopK
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
-from hvd_compress.policies.plan_settings import compressor_of
-from hvd_compress.profiler.compressor import (
+from hvd_compress.papers.espresso.profiler.compressor import (
     LARGEST,
     SMALLEST,
     Bench,
@@ -21,9 +20,10 @@ from hvd_compress.profiler.compressor import (
     require_payloads,
     sizes_of,
 )
+from hvd_compress.policies.plan_settings import compressor_of
 from tests.brought import brought
 from tests.harness import COMPRESSORS as SUITE
-from tests.unit.profiler.played import PlayedClock
+from tests.played_clock import PlayedClock
 
 CPU = torch.device("cpu")
 SIZES = (256, 1024, 5000)

@@ -16,8 +16,8 @@ from hvd_compress.profiler.profiles import (
     read,
 )
 from tests.harness import SHAPES
-from tests.unit.profiler.conftest import folder as folder
-from tests.unit.profiler.test_system import VERBS, measured
+from tests.papers.espresso.profiler.conftest import folder as folder
+from tests.papers.espresso.profiler.test_system import VERBS, measured
 
 
 def test_a_plan_is_made_from_them(folder: Path) -> None:

@@ -1,10 +1,24 @@
-"""A clock that stands still, and a tensor operation that takes time on it."""
+"""A clock that stands still, and a tensor operation that takes time on it; and that nobody else watches gradients."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+
+from hvd_compress.session import gradient_times
+
+OWN = torch.autograd.backward
+"""torch's: nothing has been watched when this file is read."""
+
+
+@pytest.fixture(autouse=True)
+def nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorders of other tests, which nobody has closed yet, are none of a test's."""
+    monkeypatch.setattr(gradient_times, "_watchers", [])
+    monkeypatch.setattr(gradient_times, "_current", None)
+    monkeypatch.setattr(torch.autograd, "backward", OWN)
 
 
 class PlayedClock:

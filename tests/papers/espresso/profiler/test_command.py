@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from hvd_compress.cli import descendants
 from hvd_compress.cli.main import main
-from hvd_compress.profiler.folder import RUN, Claim
+from hvd_compress.papers.espresso.cli import descendants
+from hvd_compress.papers.espresso.profiler.folder import RUN, Claim
+from tests.unit.cli.test_hostile_files import TEXTS, require_refusal
 
 pytestmark = pytest.mark.level2
 
@@ -27,8 +29,8 @@ WRITES = """
 import os, sys, time
 from pathlib import Path
 from hvd_compress.profiler.profiles import COMPRESSOR, MODEL, SYSTEM, CompressorProfile, ModelProfile, write
-from hvd_compress.profiler.folder import RUN, Claim
-from hvd_compress.settings import command_run
+from hvd_compress.papers.espresso.profiler.folder import RUN, Claim
+from hvd_compress.papers.espresso.profiler.settings import command_run
 folder = Path(os.environ["HVD_COMPRESS_PROFILE"])
 times = {"numel": [1, 1000], "us": [10.0, 20.0]}
 compressor = {"compressor": {"name": "topk", "ratio": 0.01}, "payload": {"per_element_bytes": 0.08}}
@@ -214,7 +216,7 @@ def test_the_program_is_ended_where_that_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_the_lock_of_a_program_that_was_ended_is_removed(tmp_path: Path) -> None:
-    holds = "from hvd_compress.profiler.folder import RUN, Claim\nimport os\nfrom pathlib import Path\n"
+    holds = "from hvd_compress.papers.espresso.profiler.folder import RUN, Claim\nimport os\nfrom pathlib import Path\n"
     holds += "path = Path(os.environ['HVD_COMPRESS_PROFILE'])\n"
     holds += "Claim(path, RUN, os.environ['HVD_COMPRESS_PROFILE_RUN'])\nassert (path / RUN).exists()\nos._exit(0)"
     run("-o", str(tmp_path), *python(holds))
@@ -291,3 +293,12 @@ def test_what_a_ratio_has_no_use_for_is_refused(option: tuple[str, str], tmp_pat
     assert result.exit_code == 2
     assert "--ccr" in result.stderr
     assert not ran.exists()
+
+
+@pytest.mark.parametrize("file", ["progress.json", "model.json"])
+def test_what_a_program_leaves_in_the_folder(file: str, tmp_path: Path) -> None:
+    for text in filter(None, TEXTS.values()):
+        (tmp_path / "text").write_bytes(text)
+        done = run("-o", str(tmp_path / "p"), "--", "cp", str(tmp_path / "text"), str(tmp_path / "p" / file))
+        require_refusal(done, Path("no profile: 0 of 110 steps were seen"))
+        shutil.rmtree(tmp_path / "p")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hvd_compress.profiler.clocks import Clock, Moment
+from hvd_compress.session.clocks import Clock, Moment
 
 
 @dataclass(frozen=True)
