@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -104,7 +105,13 @@ GUESTS = (
             "plan options": "List the options of the planner's tree.",
             "bench planner": "Time the planner, next to the times of Espresso's paper.",
         },
-        {"@": "by_option:ByOption"},
+        {
+            "@": "by_option:ByOption",
+            "hierarchical-within": "schemes.hierarchical_within:HierarchicalWithin",
+            "hierarchical-both": "schemes.hierarchical_within:HierarchicalWithin",
+            "hitopk": "schemes.hitopk:HiTopK",
+            "parameter-server": "schemes.parameter_server:ParameterServer",
+        },
         names={
             "Profile": "profiler.profile:Profile",
             "measure_compressor": "profiler.compressor:measure_compressor",
@@ -165,6 +172,13 @@ def scheme(name: str) -> Any:
                     raise ConfigError(f"scheme {name!r} {guest.missing}")
                 return guest.named(place)
     return None
+
+
+@cache
+def schemes() -> tuple[Any, ...]:
+    """Return the classes of the schemes of guests that are here."""
+    here = [guest for guest in GUESTS if guest.is_here]
+    return tuple(dict.fromkeys(guest.named(place) for guest in here for place in guest.schemes.values()))
 
 
 def recordings() -> tuple[Any, ...]:

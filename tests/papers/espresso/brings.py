@@ -10,9 +10,10 @@ from typing import Any
 from click.testing import CliRunner
 
 from hvd_compress.cli.main import main
-from hvd_compress.compressors import Compressor
+from hvd_compress.compressors import BlockQuantizer, Cast, CompressedMomentum, Compressor, EFSign, PowerSGD, TopK
 from hvd_compress.papers.espresso.by_option import ByOption
 from hvd_compress.policies.plan_schema import read
+from hvd_compress.request.request import Request
 from tests.traced import traced
 
 COMMANDS = [("plan", "make"), ("bench", "planner")]
@@ -106,6 +107,31 @@ def _decoders(compressors: Mapping[str, Compressor]) -> list[tuple[str, str]]:
 
 
 DECODERS = [_decoders]
+
+REQUESTS = {
+    "efsign-within": Request(EFSign(), "hierarchical-within"),
+    "int4-both": Request(BlockQuantizer(4), "hierarchical-both"),
+    "topk-hitopk": Request(TopK(0.05), "hitopk"),
+    "topk-server": Request(TopK(0.05), "parameter-server"),
+}
+"""Requests that tests call by name."""
+RESUMED = REQUESTS
+ALONE = ["efsign-within"]
+"""Of them: what leaves nothing with one rank, which leads its host and sends its sum dense."""
+BY_NAME = {
+    "topk": ["hierarchical-both", "hierarchical-within", "hitopk", "parameter-server"],
+    "dense": ["parameter-server"],
+}
+"""Schemes that run by name alone, of some compressions."""
+ADDING = ["parameter-server"]
+"""Schemes that add what an all-gather would."""
+NOT_BY_HOSTS = [
+    (PowerSGD(2), "hierarchical-within"),
+    (CompressedMomentum(), "parameter-server"),  # what the server adds is a momentum
+    (EFSign(), "hitopk"),
+    (Cast(), "hierarchical-within"),
+]
+"""What such a scheme cannot carry."""
 
 ALLOWED = {
     "papers/espresso": {

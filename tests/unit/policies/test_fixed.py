@@ -184,7 +184,7 @@ def test_nothing_is_measured_where_it_would_decide_nothing(settings: Settings, r
         (Request(TopK(0.1), "star"), AutoPolicy),
         (Request(TopK(0.1), "star", "ring"), FixedPolicy),
         (Request(TopK(0.1), "artopk", "ring"), ARTopkPolicy),  # whose indices are used is a matter of gain
-        (Request(TopK(0.1), "hitopk"), FixedPolicy),
+        (Request(TopK(0.1), "hierarchical"), FixedPolicy),
         (INT4, AutoPolicy),
         (Request(BlockQuantizer(4), "allgather"), FixedPolicy),
         (Request(Cast(torch.bfloat16)), FixedPolicy),

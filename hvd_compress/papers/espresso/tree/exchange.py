@@ -11,11 +11,12 @@ from hvd_compress.compressors.finite import all_finite, scale_finite
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.layout import shard_lengths
 from hvd_compress.errors import located
+from hvd_compress.papers.espresso.groups import same_place
 from hvd_compress.papers.espresso.tree.feedback import PartCompressor
 from hvd_compress.papers.espresso.tree.walk import ROOT, Held, Holding, Task, members, parse, sent_to, walk
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Exchange, Work
-from hvd_compress.schemes.groups import same_place, within_host
+from hvd_compress.schemes.groups import within_host
 from hvd_compress.schemes.packed import Packer, Template, template_of
 
 RESULT = ("allgather", "broadcast")

@@ -14,9 +14,10 @@ from hvd_compress.compressors.sparsifier import FixedRatio
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.layout import shard, shard_lengths
+from hvd_compress.papers.espresso.groups import same_place
 from hvd_compress.schemes.allgather import AllGather
 from hvd_compress.schemes.base import Exchange, Scheme, Work, add_residual
-from hvd_compress.schemes.groups import neighbours, no_groups, same_place, sizes, within_host
+from hvd_compress.schemes.groups import neighbours, no_groups, sizes, within_host
 
 NEEDED = {"reduce_scatter", "allgather"}
 
