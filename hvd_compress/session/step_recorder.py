@@ -12,8 +12,8 @@ class StepRecorder:
     """Sees each step of a session, the same on all ranks.
 
     Attributes:
-        holds_back: whether buckets are to be handed over when the backward pass is over: an exchange beside it would
-            take the cores and the memory that are measured.
+        holds_back: whether buckets are to be handed over when the backward pass is over: an exchange at the same time
+            would take the cores and the memory that are measured.
     """
 
     holds_back: bool = False
@@ -29,7 +29,7 @@ class StepRecorder:
         """
 
     def end_step(self, launch: Launch) -> None:
-        """A step is over, and its results are there: what fails here is told, and raised by the next exchange."""
+        """A step is over, and its results are there: what fails here is logged, and raised by the next exchange."""
 
     def close(self) -> None:
         """Record no more."""
