@@ -9,7 +9,6 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import BlockQuantizer, Cast, Compressor, EFSign, PowerSGD, TopK
 from hvd_compress.cost import wire
 from hvd_compress.cost.formulas import Formulas
-from hvd_compress.cost.kept import kept
 from hvd_compress.cost.paths import Path
 from hvd_compress.cost.predict import fastest
 from hvd_compress.engines.base import Capabilities
@@ -154,12 +153,6 @@ def test_what_runs_is_what_is_priced(compressor, path):
     assert expected_bytes <= sent <= expected_bytes + 2 * 96 * n
 
 
-def test_k_is_counted_as_the_sparsifiers_do():
-    for numel in (0, 1, 7, 1000, 99_999):
-        for ratio in (0.001, 0.0155, 0.5, 1.0):
-            assert kept(numel, ratio) == TopK(ratio).kept(Layout.of(numel))
-
-
 def test_labels_read_back():
     for scheme in labels():
         for algorithm in ("auto", *KNOWN.get(verb_of(scheme), ())):
@@ -193,8 +186,6 @@ def test_variants_are_what_the_engine_can_force(compressor, count, some):
         (lambda: build(Cast(), Path("dense", "ring", "binomial")), "broadcast of dense"),
         (lambda: build(TopK(0.1), Path("artopk", "ring", "ring")), "broadcast of artopk"),
         (lambda: parse("gossip-ring"), "unknown path 'gossip-ring'"),
-        (lambda: kept(10, 0.0), "outside"),
-        (lambda: kept(-1, 0.1), "negative"),
     ],
 )
 def test_bad_input_is_a_config_error(call, says):
