@@ -16,7 +16,7 @@ from hvd_compress.policies.plan_schema import read
 from hvd_compress.request.request import Request
 from tests.traced import traced
 
-COMMANDS = [("plan", "make"), ("bench", "planner")]
+COMMANDS = [("profile",), ("plan", "make"), ("bench", "planner")]
 PICTURES = ["plan make", "plan compare"]
 MEANT = [
     ("plan options --only 'alreduce@all'", "did you mean allreduce@all?"),
@@ -172,5 +172,5 @@ ALLOWED = {
 }
 """What the modules of this guest may import of the package."""
 
-OPTIONS = [40]
+OPTIONS = [46]
 """Its commands have more options."""
