@@ -34,7 +34,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int) -
 
 
 def by_horovod() -> None:
-    import tests.jobs.programs.quick_start  # noqa: F401
+    import tests.jobs.programs.quick_start  # noqa: F401, I001 (before torch.optim)
 
     import hvd_compress.torch as hvd
 
