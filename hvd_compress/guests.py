@@ -7,9 +7,11 @@ of the module of its name in the guest's folder `cli`.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,10 +27,12 @@ class Guest:
         folder: below this package, such as "papers/covap".
         commands: of `hvd-compress`, with what each does; "plan make" is the command `make` of `plan`.
         compressions: functions of `Compression`; each is in "module:class".
-        names: of `hvd_compress.torch` and `hvd_compress.ddp`; each is "module:name".
+        names: of public modules, such as `hvd_compress.ddp`; each is "module:name".
         compressors: by the names that plans use; each is "module:class". The functions of `Compression` of a guest that
             has some name one each.
         schemes: by what the names of their paths have in them, and no other scheme's; each is "module:class".
+        recordings: what records a training, by the environment variable that asks for it; each is "module:class", of a
+            `settings.Recording` with a from_environment().
         earlier: modules of this package that earlier versions had, and states that they pickled name; each with the
             guest's module that has their classes now.
     """
@@ -39,6 +43,7 @@ class Guest:
     compressions: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     compressors: Mapping[str, str] = field(default_factory=dict)
+    recordings: Mapping[str, str] = field(default_factory=dict)
     earlier: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -93,13 +98,29 @@ GUESTS = (
     Guest(
         "papers/espresso",
         {
+            "profile": "Run a training, and record what the planner needs.",
             "plan make": "Make a plan from a profile; draw the step that it predicts.",
             "plan compare": "Compare a run's timeline with what its plan predicts.",
             "plan count-options": "Print how many options the planner's tree has.",
             "plan options": "List the options of the planner's tree.",
             "bench planner": "Time the planner, next to the times of Espresso's paper.",
         },
-        {"@": "by_option:ByOption"},
+        {
+            "@": "by_option:ByOption",
+            "hierarchical-within": "schemes.hierarchical_within:HierarchicalWithin",
+            "hierarchical-both": "schemes.hierarchical_within:HierarchicalWithin",
+            "hitopk": "schemes.hitopk:HiTopK",
+            "parameter-server": "schemes.parameter_server:ParameterServer",
+        },
+        names={
+            "Profile": "profiler.profile:Profile",
+            "measure_compressor": "profiler.compressor:measure_compressor",
+            "measure_system": "profiler.system:measure_system",
+        },
+        recordings={
+            "HVD_COMPRESS_CCR": "profiler.settings:CcrSettings",
+            "HVD_COMPRESS_PROFILE": "profiler.settings:ProfileSettings",
+        },
     ),
     Guest(
         "papers/family",
@@ -151,6 +172,26 @@ def scheme(name: str) -> Any:
                     raise ConfigError(f"scheme {name!r} {guest.missing}")
                 return guest.named(place)
     return None
+
+
+@cache
+def schemes() -> tuple[Any, ...]:
+    """Return the classes of the schemes of guests that are here."""
+    here = [guest for guest in GUESTS if guest.is_here]
+    return tuple(dict.fromkeys(guest.named(place) for guest in here for place in guest.schemes.values()))
+
+
+def recordings() -> tuple[Any, ...]:
+    """Return what the environment asks guests to record of a training.
+
+    Raises:
+        ConfigError: the guest that would is not here; or what its from_environment() raises.
+    """
+    pairs = [(guest, name) for guest in GUESTS for name in guest.recordings if os.environ.get(name, "").strip()]
+    for guest, name in pairs:
+        if not guest.is_here:
+            raise ConfigError(f"{name} {guest.missing}")
+    return tuple(guest.named(guest.recordings[name]).from_environment() for guest, name in pairs)
 
 
 def _bringing(what: str, name: str) -> Guest | None:
@@ -205,7 +246,7 @@ def attribute(module: str, name: str, among: str = "names") -> Any:
     """Return a name of a public module that a guest brings. Raises AttributeError where none does that is here.
 
     Args:
-        among: "names" of front ends, or "classes" of compressors.
+        among: "names" of public modules, or "classes" of compressors.
     """
     guest = _bringing(among, name)
     if guest is None:

@@ -7,11 +7,14 @@ import re
 import tempfile
 import threading
 import warnings
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any, ClassVar
 
+from hvd_compress import guests
 from hvd_compress.errors import ConfigError, MissingPackageError, did_you_mean
 from hvd_compress.extras import needed
 from hvd_compress.units import parse_latency
@@ -21,7 +24,6 @@ DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_CALIBRATION_S = 3.0
 DEFAULT_TIMELINE_EVERY = 10
 DEFAULT_CHECK_EVERY = 100
-DEFAULT_PROFILE_STEPS, DEFAULT_PROFILE_SKIP = 100, 10
 DEFAULT_CCR_STEPS = 3
 FLAGS = {"0": ("no", "off", "false"), "1": ("yes", "on", "true")}
 """What may be written in the place of 0 and 1, for messages."""
@@ -62,58 +64,25 @@ INTERNAL = ("NETLAB_HOSTS", "PROFILE_RUN", "TEST_EXAMPLES", "WERROR")
 testing."""
 
 
-@dataclass(frozen=True)
-class ProfileSettings:
-    """What a profile of the training is to be.
+class Recording(ABC):
+    """What the environment asks a guest to record of a training (`guests.Guest.recordings`).
 
     Attributes:
-        folder: HVD_COMPRESS_PROFILE, the folder for its files, written by rank 0.
-        steps: HVD_COMPRESS_PROFILE_STEPS, how many are recorded.
-        skip: HVD_COMPRESS_PROFILE_SKIP, how many before them are not.
-        compressor: HVD_COMPRESS_PROFILE_COMPRESSOR, which to measure, such as topk:ratio=0.01; the request's own where
-            it is empty.
-        command: HVD_COMPRESS_PROFILE_RUN, the id of the `hvd-compress profile` that has started the job, if one has.
+        variable: by which it was asked for.
+        adapts: whether something may be chosen by measurement meanwhile.
     """
 
-    folder: Path
-    steps: int = DEFAULT_PROFILE_STEPS
-    skip: int = DEFAULT_PROFILE_SKIP
-    compressor: str = ""
-    command: str = ""
+    variable: ClassVar[str]
+    adapts: ClassVar[bool] = True
 
-    @classmethod
-    def from_environment(cls) -> ProfileSettings | None:
-        """Read the variables; None where no profile is asked for. Raises ConfigError for what is no number of steps."""
-        folder = _path("HVD_COMPRESS_PROFILE")
-        if folder is None:
-            return None
-        steps = _whole("HVD_COMPRESS_PROFILE_STEPS", DEFAULT_PROFILE_STEPS, 1)
-        skip = _whole("HVD_COMPRESS_PROFILE_SKIP", DEFAULT_PROFILE_SKIP, 0)
-        return cls(folder, steps, skip, os.environ.get("HVD_COMPRESS_PROFILE_COMPRESSOR", "").strip(), command_run())
+    @property
+    @abstractmethod
+    def written(self) -> tuple[Path, Path]:
+        """The file or folder that rank 0 writes, and the folder that it needs for that."""
 
-
-@dataclass(frozen=True)
-class CcrSettings:
-    """What `hvd-compress profile --ccr` wants of a job.
-
-    Attributes:
-        file: HVD_COMPRESS_CCR, where rank 0 writes the communication-to-computation ratio.
-        steps: HVD_COMPRESS_CCR_STEPS, how many are profiled.
-        skip: HVD_COMPRESS_CCR_SKIP, how many before them are not.
-    """
-
-    file: Path
-    steps: int = DEFAULT_CCR_STEPS
-    skip: int = DEFAULT_PROFILE_SKIP
-
-    @classmethod
-    def from_environment(cls) -> CcrSettings | None:
-        """Read the variables; None where no ratio is asked for. Raises ConfigError for what is no number of steps."""
-        file = _path("HVD_COMPRESS_CCR")
-        if file is None:
-            return None
-        steps = _whole("HVD_COMPRESS_CCR_STEPS", DEFAULT_CCR_STEPS, 1)
-        return cls(file, steps, _whole("HVD_COMPRESS_CCR_SKIP", DEFAULT_PROFILE_SKIP, 0))
+    @abstractmethod
+    def recorder(self, handle: Any, request: Any, settings: Settings) -> Any:
+        """Return the `StepRecorder` of a handle's session. Raises UnsupportedError where nothing can be recorded."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +102,8 @@ class Settings:
             or where "{rank}" is part of the name by each rank.
         timeline_every: HVD_COMPRESS_TIMELINE_EVERY: one step in so many is traced.
         tensorboard: HVD_COMPRESS_TENSORBOARD, the folder for the same as scalars; written by rank 0.
-        profile: HVD_COMPRESS_PROFILE and what begins so; None where no profile is asked for. With one nothing is chosen
-            by measurement.
         check_every: HVD_COMPRESS_CHECK_EVERY: one step in so many is checked for equal replicas; 0 checks none.
-        ccr: HVD_COMPRESS_CCR and what begins so; None where no ratio is asked for.
+        recordings: what guests are asked to record of the training.
         in_flight: HVD_COMPRESS_IN_FLIGHT, how many buckets may be exchanged at the same time; None: as the engine says.
         horovod_niceness: HVD_COMPRESS_HOROVOD_NICENESS, by which Horovod's threads give way where gradients travel
             among hosts without them; 0 leaves them alone.
@@ -151,9 +118,8 @@ class Settings:
     timeline: Path | None = None
     timeline_every: int = DEFAULT_TIMELINE_EVERY
     tensorboard: Path | None = None
-    profile: ProfileSettings | None = None
     check_every: int = DEFAULT_CHECK_EVERY
-    ccr: CcrSettings | None = None
+    recordings: tuple[Recording, ...] = ()
     in_flight: int | None = None
     horovod_niceness: int = DEFAULT_HOROVOD_NICENESS
     cuts: bool = False
@@ -188,11 +154,9 @@ class Settings:
         calibration_s = _number("HVD_COMPRESS_CALIBRATION_S", DEFAULT_CALIBRATION_S)
         if calibration_s < 0:
             raise ConfigError(f"HVD_COMPRESS_CALIBRATION_S = {calibration_s} is not a time in seconds, 0 or more")
-        every = _whole("HVD_COMPRESS_TIMELINE_EVERY", DEFAULT_TIMELINE_EVERY, 1)
+        every = steps_of("HVD_COMPRESS_TIMELINE_EVERY", DEFAULT_TIMELINE_EVERY, 1)
         log, timeline, board = (_path(f"HVD_COMPRESS_{name}") for name in ("LOG", "TIMELINE", "TENSORBOARD"))
-        profile = ProfileSettings.from_environment()
-        check = _whole("HVD_COMPRESS_CHECK_EVERY", DEFAULT_CHECK_EVERY, 0)
-        ccr = CcrSettings.from_environment()
+        check = steps_of("HVD_COMPRESS_CHECK_EVERY", DEFAULT_CHECK_EVERY, 0)
         in_flight = os.environ.get("HVD_COMPRESS_IN_FLIGHT", "").strip()
         if in_flight and in_flight not in map(str, range(1, MOST_IN_FLIGHT + 1)):
             raise ConfigError(
@@ -212,9 +176,8 @@ class Settings:
             timeline=timeline,
             timeline_every=every,
             tensorboard=board,
-            profile=profile,
             check_every=check,
-            ccr=ccr,
+            recordings=guests.recordings(),
             in_flight=int(in_flight) if in_flight else None,
             horovod_niceness=int(niceness),
         )
@@ -232,10 +195,8 @@ class Settings:
         places = [(name, path, path.parent) for name, path in files.items() if path is not None]
         if tells and self.tensorboard is not None:
             places.append(("TENSORBOARD", self.tensorboard, self.tensorboard))
-        if self.profile is not None and rank == 0:
-            places.append(("PROFILE", self.profile.folder, self.profile.folder))
-        if self.ccr is not None and rank == 0:
-            places.append(("CCR", self.ccr.file, self.ccr.file.parent))
+        if tells:
+            places += [(each.variable.removeprefix(PREFIX), *each.written) for each in self.recordings]
         trace = files["TIMELINE"]
         if trace is not None and os.path.exists(trace) and not trace.is_file():
             return f"cannot write {PREFIX}TIMELINE = {trace}: it is no regular file, and would be replaced"
@@ -243,11 +204,6 @@ class Settings:
         if tells and self.tensorboard is not None:
             words.append(_no_tensorboard())
         return "; ".join(filter(None, words))
-
-
-def command_run() -> str:
-    """Return the id of the `hvd-compress profile` that has started this job; nothing where none has."""
-    return os.environ.get("HVD_COMPRESS_PROFILE_RUN", "").strip()
 
 
 def exists(path: Path) -> bool:
@@ -306,8 +262,8 @@ def _path(name: str) -> Path | None:
     return Path(text) if text else None
 
 
-def _whole(name: str, default: int, least: int) -> int:
-    """Return a number of steps."""
+def steps_of(name: str, default: int, least: int) -> int:
+    """Return the number of steps that a variable has. Raises ConfigError for what is none."""
     value = _number(name, default)
     if not least <= value <= MOST_STEPS or value != int(value):
         raise ConfigError(f"{name} = {value:g} is not a number of steps, {least} to {MOST_STEPS:,}")

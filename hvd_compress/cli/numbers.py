@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from decimal import Decimal
-from typing import Any
 
 import click
 
@@ -12,19 +10,6 @@ MOST = 2**63
 RANKS, ROUNDS, THREADS = click.IntRange(1, 1 << 20), click.IntRange(1, 1_000_000), click.IntRange(1, 4096)
 """Up to what nobody has, and nobody would wait for."""
 _FACTORS = {"K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
-
-
-class Seconds(click.FloatRange):
-    """A time of 0 or more; click's own range lets "nan" pass."""
-
-    def __init__(self) -> None:
-        super().__init__(min=0)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found: float = super().convert(value, param, ctx)
-        if math.isnan(found):
-            self.fail(f"{value!r} is no number of seconds, such as 10 or 0.5.", param, ctx)
-        return found
 
 
 def size(nbytes: float) -> str:

@@ -6,9 +6,6 @@ import torch
 
 from hvd_compress import native
 
-ABSTAIN = 2.0**-126
-"""What is added to an element, with a sign of its own, so that zeros are counted by that sign; others keep theirs."""
-
 
 def pack_signs(x: torch.Tensor, bits: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
     """Write the signs of x + added to `bits` (ceil(n / 8),) uint8, 1 for what is not below zero; `x` stays as it is.
@@ -32,10 +29,3 @@ def pack_signs(x: torch.Tensor, bits: torch.Tensor, added: torch.Tensor | None =
 def add_signs(bits: torch.Tensor, out: torch.Tensor) -> None:
     """Add 1 to `out` (n,) where a bit is 1, and -1 where it is 0."""
     native.sign_add(bits, 1.0, out, 1.0)
-
-
-def alternating(numel: int, first: int, size: float, device: torch.device) -> torch.Tensor:
-    """Return (numel,) fp32 of `size`, with a sign that alternates: first + where `first` is even."""
-    found = torch.full((numel,), size, dtype=torch.float32, device=device)
-    found[1 - first % 2 :: 2].neg_()
-    return found

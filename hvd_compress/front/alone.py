@@ -9,8 +9,8 @@ from hvd_compress.settings import Settings
 
 
 def request_of(request: Request, ranks: int, settings: Settings) -> Request:
-    """Return what a number of ranks do of a request. One that is profiled compresses: that is what is measured."""
-    if ranks > 1 or settings.profile is not None or settings.ccr is not None:
+    """Return what a number of ranks do of a request. One that is recorded compresses: that is what is measured."""
+    if ranks > 1 or settings.recordings:
         return request
     dense = Request(Cast(), engine=request.engine)
     if (request.compressor, request.policy) != (dense.compressor, None):

@@ -20,12 +20,11 @@ from hvd_compress.front.stepped import tell_of_steps
 from hvd_compress.front.unused import UnusedResult
 from hvd_compress.policies import DecisionPolicy
 from hvd_compress.policies.plan_in_use import plan_in_use
-from hvd_compress.profiler.ccr import CcrProfiler
-from hvd_compress.profiler.job import JobProfile, release_profile
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request, check_devices
 from hvd_compress.services.ccr import Ccr
 from hvd_compress.session import checkpoint
+from hvd_compress.session.ccr import CcrProfiler
 from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.session.report import StepReport
 from hvd_compress.session.session import Session
@@ -64,7 +63,7 @@ class Handle:
         Raises:
             ConfigError: parameters are not where the request wants them to be.
             UnsupportedError: they are on a GPU, and there are no kernels for it; or of a dtype that nothing exchanges;
-                or on several devices, and a profile is asked for.
+                or on several devices, and a recording is asked for.
         """
         self.parameters, self._compressors = dict(parameters), request.compressors
         self.front = FrontEnd()
@@ -76,11 +75,7 @@ class Handle:
         self.unused = UnusedResult(self.parameters, self.session.drop_step)
         tell_of_steps(self.unused)
         self.session.ccr.profiler = CcrProfiler(self.parameters)
-        if settings.ccr is not None:
-            self._require_profilable()
-            self.session.ccr.give_up = release_profile
-        if settings.profile is not None:
-            self.session.profiling = JobProfile(self.parameters, settings.profile, request, settings.calibration_s)
+        self.session.recorders = [each.recorder(self, request, settings) for each in settings.recordings]
 
     @classmethod
     def alone(cls, parameters: Mapping[str, torch.Tensor], request: Request, settings: Settings) -> Handle:
@@ -159,7 +154,8 @@ class Handle:
         and under FSDP2.
         """
         self._require("profile_ccr")
-        self._require_profilable()
+        if obstacle := self.session.ccr.obstacle:
+            raise UnsupportedError(obstacle)
         if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
             raise ConfigError(f"steps = {steps!r} is not a number of steps, 1 to {MOST_STEPS:,}")
         self.session.ccr.ask(steps)
@@ -167,10 +163,6 @@ class Handle:
     def _require(self, method: str) -> None:
         if method in self.front.refuses:
             raise UnsupportedError(f"{method}(): {self.front.refuses[method]}")
-
-    def _require_profilable(self) -> None:
-        if obstacle := self.session.ccr.obstacle:
-            raise UnsupportedError(obstacle)
 
     def end_epoch(self) -> None:
         """An epoch is over, for Compression.accordion() without epoch_steps; for others it does nothing.

@@ -28,6 +28,6 @@ def policy_for(request: Request, settings: Settings, world_size: int) -> Decisio
     """Return the policy that the request names; it measures where it may, and ranks are several."""
     policy = (request.policy or AsAsked()).make(request, settings)
     assert isinstance(policy, DecisionPolicy)
-    measures = settings.adapt and settings.profile is None and world_size > 1
+    measures = settings.adapt and all(each.adapts for each in settings.recordings) and world_size > 1
     policy.measuring_s = settings.calibration_s if measures else None
     return policy

@@ -73,7 +73,10 @@ class Request:
     feedback: FeedbackSchedule = ALL_BACK
 
     def __post_init__(self) -> None:
-        _one_of("scheme", self.scheme, ("auto", *schemes.requests_for(self.compressor)))
+        known = ("auto", *schemes.requests_for(self.compressor))
+        if self.scheme not in known:
+            schemes.is_of_guest(self.scheme)  # where that guest is not here, it says so
+        _one_of("scheme", self.scheme, known)
         _one_of("algorithm", self.algorithm, ("auto", *KNOWN.get(self.verb or "", ())))
         _one_of("engine", self.engine, ENGINES)
         _one_of("device", self.device, DEVICES)

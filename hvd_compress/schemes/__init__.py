@@ -6,10 +6,8 @@ from hvd_compress.schemes.alltoall import AllToAll
 from hvd_compress.schemes.artopk import ARTopk
 from hvd_compress.schemes.base import Exchange, Scheme, Work
 from hvd_compress.schemes.flat import chain_bytes, cheapest, undominated
-from hvd_compress.schemes.hierarchical import Hierarchical, HierarchicalWithin
-from hvd_compress.schemes.hitopk import HiTopK
+from hvd_compress.schemes.hierarchical import Hierarchical
 from hvd_compress.schemes.observed import Observed
-from hvd_compress.schemes.parameter_server import ParameterServer
 from hvd_compress.schemes.probe import Probe, ProbeReport
 from hvd_compress.schemes.reduce_scatter import ReduceScatter
 from hvd_compress.schemes.registry import (
@@ -43,11 +41,8 @@ __all__ = [
     "AllToAll",
     "Dense",
     "Exchange",
-    "HiTopK",
     "Hierarchical",
-    "HierarchicalWithin",
     "Observed",
-    "ParameterServer",
     "Probe",
     "ProbeReport",
     "ReduceScatter",

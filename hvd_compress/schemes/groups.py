@@ -22,7 +22,7 @@ def sizes(hosts: Sequence[int]) -> list[int]:
 
 
 def within_host(engine: Engine) -> Engine:
-    """Return the engine over the ranks of this host. Collective over all ranks the first time, as those below."""
+    """Return the engine over the ranks of this host. Collective over all ranks the first time, as leaders()."""
     group = engine.group("within a host", engine.hosts[engine.rank])
     assert group is not None
     return group
@@ -32,13 +32,6 @@ def leaders(engine: Engine) -> Engine | None:
     """Return the engine over the leaders of all hosts, in the order of hosts; None on the other ranks."""
     leads = neighbours(engine.hosts, engine.rank)[LEADER] == engine.rank
     return engine.group("leaders", 0 if leads else None)
-
-
-def same_place(engine: Engine) -> Engine:
-    """Return the engine over the ranks that have this rank's place among those of their host, one from each host."""
-    group = engine.group("same place", neighbours(engine.hosts, engine.rank).index(engine.rank))
-    assert group is not None
-    return group
 
 
 def no_groups(can: Capabilities) -> str:

@@ -14,17 +14,13 @@ from hvd_compress.errors import ConfigError, did_you_mean, known_are
 from hvd_compress.schemes.artopk import ARTopk
 from hvd_compress.schemes.base import Scheme
 from hvd_compress.schemes.flat import FLAT, flat_for
-from hvd_compress.schemes.hierarchical import Hierarchical, HierarchicalWithin
-from hvd_compress.schemes.hitopk import HiTopK
-from hvd_compress.schemes.parameter_server import ParameterServer
+from hvd_compress.schemes.hierarchical import Hierarchical
 from hvd_compress.schemes.reduce_scatter import ReduceScatter
 from hvd_compress.schemes.sparse_rows import SparseRows
 
-ASKED: tuple[type[Scheme], ...] = (Hierarchical, HierarchicalWithin, HiTopK, ParameterServer)
-"""Those that run by name alone."""
-OTHERS: tuple[type[Scheme], ...] = (*ASKED, SparseRows, ReduceScatter)
+OTHERS: tuple[type[Scheme], ...] = (Hierarchical, SparseRows, ReduceScatter)
 SCHEMES: tuple[type[Scheme], ...] = (*FLAT, *OTHERS)
-"""Those that a user may ask for, and those that a gradient or a policy asks for."""
+"""Those that a user may ask for, and those that a gradient or a policy asks for; guests have others."""
 ARTOPK = "artopk"
 """Leaves open whose indices are used."""
 
@@ -39,6 +35,11 @@ def build(compressor: Compressor, path: Path) -> Scheme:
     return scheme(compressor, path)  # type: ignore[call-arg]
 
 
+def of_guests() -> tuple[type[Scheme], ...]:
+    """Return the schemes of guests that are here and run by name alone."""
+    return tuple(scheme for scheme in guests.schemes() if scheme.by_name)
+
+
 def variants(compressor: Compressor, layout: Layout, can: Capabilities) -> tuple[Path, ...]:
     """Return every path to choose from, by which an engine can carry a compressor. The same order on every rank."""
     chosen = (scheme for scheme in (*flat_for(compressor), *OTHERS) if not scheme.by_name)
@@ -50,7 +51,7 @@ def runnable(compressor: Compressor, layout: Layout, can: Capabilities) -> tuple
 
     Those of guests that a plan alone can name are not among them: `runs` tells whether it can carry out one.
     """
-    known = (*flat_for(compressor), *OTHERS)
+    known = (*flat_for(compressor), *OTHERS, *of_guests())
     return tuple(path for scheme in known for path in scheme.variants(compressor, layout, can))
 
 
@@ -80,12 +81,13 @@ def stages(
 
 def labels() -> tuple[str, ...]:
     """Return the names of all schemes."""
-    return tuple(name for scheme in SCHEMES for name in scheme.names)
+    return tuple(name for scheme in (*SCHEMES, *of_guests()) for name in scheme.names)
 
 
 def names_for(compressor: Compressor) -> tuple[str, ...]:
     """Return the names of the schemes that carry a compressor, whatever the engine; those by name alone come last."""
-    carrying = [scheme for scheme in (*flat_for(compressor), *ASKED) if scheme.carries(compressor)]
+    known: tuple[type[Scheme], ...] = (*flat_for(compressor), Hierarchical, *of_guests())
+    carrying = [scheme for scheme in known if scheme.carries(compressor)]
     return tuple(n for last in (False, True) for n in sorted(n for s in carrying if s.by_name == last for n in s.names))
 
 
@@ -116,7 +118,7 @@ def carries(compressor: Compressor, path: Path) -> bool:
 
 def sums(compressor: Compressor) -> bool:
     """Whether any scheme that carries a compressor has an allreduce."""
-    return any(scheme.verb == "allreduce" and scheme.carries(compressor) for scheme in (*flat_for(compressor), *ASKED))
+    return any(scheme.verb == "allreduce" and scheme.carries(compressor) for scheme in flat_for(compressor))
 
 
 def verb_of(name: str) -> str | None:

@@ -10,9 +10,10 @@ from hvd_compress.buckets.plan import Slot
 from hvd_compress.engines.base import Engine
 from hvd_compress.policies import DecisionPolicy, policy_for
 from hvd_compress.request.request import Request
+from hvd_compress.session.ccr import CcrMeasurement
 from hvd_compress.session.handshake import Agreement, Offer, agree
 from hvd_compress.session.notices import tell_other_choice
-from hvd_compress.session.profiling import CcrMeasurement, Profiling
+from hvd_compress.session.step_recorder import StepRecorder
 from hvd_compress.settings import Settings
 
 
@@ -81,7 +82,7 @@ class Opening:
     options: str
     by_rows: bool
 
-    def meet(self, engine: Engine, resuming: Resuming, profiling: Profiling | None, ccr: CcrMeasurement) -> Met:
+    def meet(self, engine: Engine, resuming: Resuming, recorders: Sequence[StepRecorder], ccr: CcrMeasurement) -> Met:
         """Shake hands, and prepare the policy. Collective, in the engine's thread.
 
         Raises:
@@ -91,7 +92,7 @@ class Opening:
         engine.tracks_asked = self.settings.in_flight
         policy = policy_for(self.request, self.settings, engine.world_size)
         ccr.serve(policy)
-        words = self._words(engine, resuming, profiling, ccr)
+        words = self._words(engine, resuming, recorders, ccr)
         described = [slot.describe(name) for name, slot in self.parameters.items()]
         obstacle = self.settings.obstacle(engine.rank)
         with engine.aside():  # the handshake belongs to no step
@@ -99,8 +100,8 @@ class Opening:
             offer = Offer(words, described, self.order, self.sparse, resuming.step, obstacle, resumes, resuming.choice)
             agreement = agree(engine, offer)
         engine.locate()
-        if profiling is not None and profiling.active:
-            profiling.prepare(engine)
+        for recorder in recorders:
+            recorder.prepare(engine)
         goes_on = bool(agreement.choice) and policy.go_on(agreement.choice)
         if agreement.choice and not goes_on and engine.rank == 0 and engine.world_size > 1:
             tell_other_choice(agreement.choice)
@@ -112,7 +113,7 @@ class Opening:
         self,
         engine: Engine,
         resuming: Resuming,
-        profiling: Profiling | None,
+        recorders: Sequence[StepRecorder],
         ccr: CcrMeasurement,
     ) -> dict[str, str]:
         """Return what must be equal on all ranks."""
@@ -128,6 +129,6 @@ class Opening:
             "HVD_COMPRESS_CHECK_EVERY": str(settings.check_every),
             "HVD_COMPRESS_IN_FLIGHT": str(settings.in_flight or "auto"),
             **({"the step to go on with": str(resuming.step)} if resuming.is_again else {}),
-            **(profiling.fingerprint() if profiling is not None else {}),
+            **{what: said for recorder in recorders for what, said in recorder.fingerprint().items()},
             **ccr.fingerprint(),
         }

@@ -22,17 +22,18 @@ from hvd_compress.feedback.states import RESULT_SUM, States
 from hvd_compress.policies import DecisionPolicy
 from hvd_compress.request.request import Request
 from hvd_compress.session.buckets import Buckets
+from hvd_compress.session.ccr import CcrMeasurement
 from hvd_compress.session.gathering import Gathering
 from hvd_compress.session.handshake import Agreement
 from hvd_compress.session.notices import tell_unused
 from hvd_compress.session.opening import Loaded, Met, Opening, Resuming
 from hvd_compress.session.pipeline import Pipeline
-from hvd_compress.session.profiling import CcrMeasurement, Profiling
 from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.session.report import Exchanged, StepReport
 from hvd_compress.session.reporting import Reporting
 from hvd_compress.session.steering import Steering
 from hvd_compress.session.step import Step
+from hvd_compress.session.step_recorder import StepRecorder
 from hvd_compress.settings import Settings
 
 
@@ -52,7 +53,7 @@ class Session:
         step: of the coming exchange; the same on all ranks from open() on.
         last_step: a report of the last exchange; None before the first.
         steering: how they travel, by the policy.
-        profiling: what records the steps, if anything; a front end that knows parameters sets it before open().
+        recorders: what records the steps, if anything; a front end that knows parameters sets it before open().
         ccr: what measures the communication-to-computation ratio; a front end that knows parameters gives a profiler.
         replicas: what checks that replicas are equal, if anything; a front end that knows parameters sets it.
         loaded: what a checkpoint has brought that was loaded before open().
@@ -101,8 +102,8 @@ class Session:
         self._gathering = Gathering(self._pipeline.begin)
         self.step = 0
         self.last_step: StepReport | None = None
-        self.profiling: Profiling | None = None
-        self.ccr = CcrMeasurement(settings.ccr)
+        self.recorders: Sequence[StepRecorder] = ()
+        self.ccr = CcrMeasurement()
         self.replicas: ReplicaCheck | None = None
         self.loaded, self.cuts_stand = Loaded(), True
         self.may_give_up = False
@@ -116,11 +117,11 @@ class Session:
     @property
     def holds_back(self) -> bool:
         """Whether buckets are to be handed over when the backward pass is over, and not beside it."""
-        return self._is_profiled or self.ccr.active
+        return self._is_recorded or self.ccr.active
 
     @property
-    def _is_profiled(self) -> bool:
-        return self.profiling is not None and self.profiling.active
+    def _is_recorded(self) -> bool:
+        return any(each.holds_back for each in self.recorders)
 
     @property
     def connected(self) -> bool:
@@ -159,7 +160,7 @@ class Session:
         return agreement
 
     def _meet(self, resuming: Resuming) -> Agreement:
-        meet = partial(self._opening.meet, resuming=resuming, profiling=self.profiling, ccr=self.ccr)
+        meet = partial(self._opening.meet, resuming=resuming, recorders=self.recorders, ccr=self.ccr)
 
         def met(engine: Engine) -> Met:
             self._engine = engine
@@ -293,9 +294,8 @@ class Session:
         self.last_step = self.reporting.ended(self.step, buckets, over, travelled, start_s, self.last_step)
         self.reporting.end_step(self.step, self.buckets.every)
         self.step += 1
-        if self._is_profiled:
-            assert self.profiling is not None
-            self.profiling.end_step(self._pipeline.begin)
+        for recorder in self.recorders:
+            recorder.end_step(self._pipeline.begin)
         self._step.end()
         return self.last_step
 
@@ -305,8 +305,8 @@ class Session:
         moments = self._step.moments(start_s, self.holds_back)
         is_regular = not self.steering.cut_anew and not over.given_up and self._step.is_of_all
         self.steering.exchanged(self.reporting.exchanged(self.step, self._step.buckets, over, moments, is_regular))
-        begin, rank = self._pipeline.begin, self._engine.rank
-        self.ccr.end_step(self.step, moments.waited_s, self.policy, begin, rank, self.buckets.layouts)
+        begin = self._pipeline.begin
+        self.ccr.end_step(self.step, moments.waited_s, self.policy, begin, self.buckets.layouts)
 
     def gather_figures(self, figures: Sequence[float], what: str = "figures of the program") -> list[list[float]]:
         """Return the figures of all ranks, which bring as many; between two steps. Collective.
@@ -357,12 +357,16 @@ class Session:
         self._closed = True
         with ExitStack() as closing:  # each, also where another one fails
             closing.callback(self._pipeline.stop)
-            for written in (self.reporting, self.steering, self.profiling, self.ccr):
-                if written is not None:
-                    closing.callback(written.close)
+            for close in (
+                self.reporting.close,
+                self.steering.close,
+                *(each.close for each in self.recorders),
+                self.ccr.close,
+            ):
+                closing.callback(close)
 
     def _check_replicas(self) -> None:
-        if self.replicas is None or self._is_profiled or self._engine.world_size == 1:
+        if self.replicas is None or self._is_recorded or self._engine.world_size == 1:
             return
         if not all(each.scheme.averages for each in self.buckets.every):
             return

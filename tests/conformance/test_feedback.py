@@ -52,8 +52,8 @@ REMEMBERING = {
 OF_GUESTS = [name for name in dict(brought("REQUESTS")) if name in REMEMBERING]
 """A momentum's residual is what is left of it, and not of the gradient."""
 NOTHING_LEFT = ("topk-all", "star-all")
-ALONE = ("efsign-within",)
-"""Leaves nothing with one rank, which leads its host and sends its sum dense."""
+ALONE = brought("ALONE")
+"""Leaves nothing with one rank."""
 
 
 def scheduled(name: str) -> Request:

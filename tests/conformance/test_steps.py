@@ -117,7 +117,7 @@ def test_sending_everything_equals_the_mean_to_rounding(case: Case, ranks: Run) 
         torch.testing.assert_close(first.result, expected, rtol=tolerance, atol=tolerance)
 
 
-@where(lambda case: case.scheme == "parameter-server" and "allgather" in asked_for(case.compressor))
+@where(lambda case: case.scheme in brought("ADDING") and "allgather" in asked_for(case.compressor))
 def test_a_server_adds_what_an_all_gather_would(case: Case, ranks: Run) -> None:
     """A server that sends something else, such as a momentum, would send the same to all."""
     for step, expected in zip(ranks[0].steps, run(replace(case, scheme="allgather"))[0].steps, strict=True):

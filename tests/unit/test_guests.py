@@ -15,13 +15,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hvd_compress import compressors, guests
+from hvd_compress import compressors, guests, schemes
 from hvd_compress.cli.main import main
 from hvd_compress.compression import Compression
 from hvd_compress.compression.named import compressor_named
-from hvd_compress.compressors import COMPRESSORS
+from hvd_compress.compressors import COMPRESSORS, TopK
 from hvd_compress.errors import ConfigError, UnknownCompressionError
 from hvd_compress.guests import GUESTS
+from hvd_compress.request.request import Request
+from hvd_compress.settings import Settings
 from tools.imports import imports_of
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +66,8 @@ def test_the_table_names_what_is_there() -> None:
             assert getattr(compressors, COMPRESSORS[name].__name__) is COMPRESSORS[name]
         for mark, place in guest.schemes.items():
             assert guests.scheme(mark).__name__ == place.partition(":")[2]
+        for variable, place in guest.recordings.items():
+            assert guest.named(place).variable == variable
         for earlier, now in guest.earlier.items():
             module = guest.imported(now)
             classes = [each for each in vars(module).values() if isinstance(each, type)]
@@ -101,7 +105,15 @@ def test_the_core_does_without(tmp_path: Path) -> None:
     place = left(tmp_path / "left")
     asked = json.dumps(
         [
-            [g.folder, list(g.commands.items()), list(g.compressions), list(g.compressors.items()), list(g.earlier)]
+            [
+                g.folder,
+                list(g.commands.items()),
+                list(g.compressions),
+                list(g.compressors.items()),
+                list(g.earlier),
+                list(g.recordings),
+                list(g.schemes),
+            ]
             for g in HERE
         ]
     )
@@ -114,7 +126,7 @@ def test_the_core_does_without(tmp_path: Path) -> None:
 
 def assert_missing() -> None:
     """Where guests were removed, what they bring is not offered, and says what is missing where it is asked for."""
-    for folder, commands, compressions, named, earlier in json.loads(sys.argv[1]):
+    for folder, commands, compressions, named, earlier, recordings, marks in json.loads(sys.argv[1]):
         said = f"comes with hvd_compress/{folder}, which is not part"
         for words, does in commands:
             *group, _ = words.split()
@@ -135,6 +147,15 @@ def assert_missing() -> None:
         for module in earlier:
             with pytest.raises(ConfigError, match=rf"{module}\.Any {said}"):
                 pickle.loads(f"chvd_compress.{module}\nAny\n.".encode())
+        for mark in marks:
+            with pytest.raises(ConfigError, match=f"'{mark}' {said}"):
+                Request(TopK(0.1), mark)
+            assert mark not in schemes.labels()
+        for variable in recordings:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv(variable, "asked for")
+                with pytest.raises(ConfigError, match=f"{variable} {said}"):
+                    Settings.from_environment()
     namespace: dict[str, object] = {}
     exec("from hvd_compress.ddp import *", namespace)
     assert "compress" in namespace

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvd_compress.errors import ConfigError
-from hvd_compress.settings import ProfileSettings, Settings
+from hvd_compress.settings import Settings
 
 NAMES = (
     "HOROVOD_FUSION_THRESHOLD",
@@ -44,16 +44,6 @@ def test_the_environment_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.timeline_of(3) == Path("trace-3.json")
 
 
-def test_a_profile_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HVD_COMPRESS_PROFILE_STEPS", "7")
-    assert Settings.from_environment().profile is None
-    monkeypatch.setenv("HVD_COMPRESS_PROFILE", "profile")
-    assert Settings.from_environment().profile == ProfileSettings(Path("profile"), 7, 10, "")
-    monkeypatch.setenv("HVD_COMPRESS_PROFILE_SKIP", "0")
-    monkeypatch.setenv("HVD_COMPRESS_PROFILE_COMPRESSOR", "topk:ratio=0.1")
-    assert Settings.from_environment().profile == ProfileSettings(Path("profile"), 7, 0, "topk:ratio=0.1")
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -67,16 +57,10 @@ def test_a_profile_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         ("HVD_COMPRESS_CALIBRATION_S", "-1"),
         ("HVD_COMPRESS_TIMELINE_EVERY", "0"),
         ("HVD_COMPRESS_TIMELINE_EVERY", "2.5"),
-        ("HVD_COMPRESS_PROFILE_STEPS", "0"),
-        ("HVD_COMPRESS_PROFILE_STEPS", "many"),
-        ("HVD_COMPRESS_PROFILE_STEPS", "1e19"),
-        ("HVD_COMPRESS_PROFILE_SKIP", "1e300"),
         ("HVD_COMPRESS_TIMELINE_EVERY", "1e19"),
-        ("HVD_COMPRESS_PROFILE_SKIP", "-1"),
     ],
 )
 def test_bad_values_name_the_variable(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    monkeypatch.setenv("HVD_COMPRESS_PROFILE", "profile")
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=name):
         Settings.from_environment()
@@ -124,11 +108,10 @@ def test_a_whole_number_brings_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> N
         Settings.from_environment()
 
 
-@pytest.mark.parametrize("name", ["timeline", "log", "tensorboard", "profile"])
+@pytest.mark.parametrize("name", ["timeline", "log", "tensorboard"])
 def test_a_name_that_is_too_long_is_a_hindrance(name: str, tmp_path: Path) -> None:
     path = tmp_path / ("x" * 300)
-    named = {name: ProfileSettings(path) if name == "profile" else path}
-    told = Settings(**named).obstacle(0)
+    told = Settings(**{name: path}).obstacle(0)
     assert f"cannot write HVD_COMPRESS_{name.upper()} = {path} (File name too long)" in told
 
 

@@ -25,7 +25,7 @@ from hvd_compress.front.front_end import FrontEnd
 from hvd_compress.front.handle import Handle
 from hvd_compress.front.known import register
 from hvd_compress.front.original import original_of
-from hvd_compress.profiler.job import profiled_once
+from hvd_compress.front.recorded import recorded_once
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 
@@ -86,7 +86,7 @@ class CompressionState:
     def _make(self, model: DistributedDataParallel) -> None:
         check_gradients(model)
         size = dist.get_world_size(model.process_group)
-        with profiled_once(Settings.from_environment(), size == dist.get_world_size()) as settings, torch.enable_grad():
+        with recorded_once(Settings.from_environment(), size == dist.get_world_size()) as settings, torch.enable_grad():
             settings = settings.waiting(max(own_timeout_s(model.process_group), own_timeout_s()))
             self.hook = _made_hook(model, request_of(self.compression, size, settings), settings)
         self.handle = self.hook.handle

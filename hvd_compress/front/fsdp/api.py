@@ -232,9 +232,9 @@ def _settings(over: dist.ProcessGroup) -> Settings:
     settings = Settings.from_environment().waiting(max(own_timeout_s(over), own_timeout_s()))
     if 0 not in dist.get_process_group_ranks(over):
         settings = replace(settings, log=None, tensorboard=None, timeline=None)
-    if settings.profile is not None or settings.ccr is not None:
-        warn_caller("FSDP is not profiled: HVD_COMPRESS_PROFILE and HVD_COMPRESS_CCR count under Horovod and DDP alone")
-    return replace(settings, profile=None, ccr=None)
+    for each in settings.recordings:
+        warn_caller(f"FSDP is not profiled: {each.variable} counts under Horovod and DDP alone")
+    return replace(settings, recordings=())
 
 
 def _require_sharded(model: Any) -> None:

@@ -25,7 +25,7 @@ from hvd_compress.front.optimizer.named_parameters import name_parameters, train
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, checked_passes, wrap
 from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
 from hvd_compress.front.optimizer.watchers import taking_over
-from hvd_compress.profiler.job import profiled_once
+from hvd_compress.front.recorded import recorded_once
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from hvd_compress.warned import warn_caller
@@ -114,7 +114,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
             return wrap(optimizer, names, None, backward_passes_per_step, rank=0, size=1)
         parameters = {name: parameter for parameter, name in trained.items()}
         arrivals = choose_arrivals(compression.engine, process_set)
-        with profiled_once(Settings.from_environment(), of_all=not process_set.process_set_id) as settings:
+        with recorded_once(Settings.from_environment(), of_all=not process_set.process_set_id) as settings:
             asked = compression.beside("sgd" if isinstance(optimizer, torch.optim.SGD) else "adam")
             asked = request_of(asked, process_set.size(), settings)
             connect = partial(_connect, compression.engine, process_set, settings.horovod_niceness)

@@ -70,7 +70,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         self._detach: Callable[[], object] = lambda: None
         register(self, names)
         if reducer is None:
-            settings = replace(Settings.from_environment(), profile=None, ccr=None)
+            settings = replace(Settings.from_environment(), recordings=())
             self.handle = SessionHandle.alone({}, Request(Cast()), settings)
             self._detach = at_end(self, self.handle.session.close)
             return

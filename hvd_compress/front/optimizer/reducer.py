@@ -246,8 +246,7 @@ class Reducer:
         """Whether nobody else has a say in how gradients are cut, so that a checkpoint's cut is taken over."""
         settings, policy = self._settings, self.session.policy
         assert policy is not None
-        recorded = (settings.profile, settings.ccr) != (None, None)
-        return settings.cuts and not recorded and not self._options.groups and policy.cuttable
+        return settings.cuts and not settings.recordings and not self._options.groups and policy.cuttable
 
     @property
     def _may_cut(self) -> bool:

@@ -10,11 +10,14 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import MESSAGE_BYTES, Input, Requantizer, Round, each_checked, others_of
 from hvd_compress.compressors.chunked import chunks
-from hvd_compress.compressors.signs import ABSTAIN, add_signs, alternating, pack_signs
+from hvd_compress.compressors.signs import add_signs, pack_signs
 from hvd_compress.errors import PayloadError
 from hvd_compress.payload import Payload
 
 FLAG_BYTES = 4
+
+ABSTAIN = 2.0**-126
+"""What is added to an element, with a sign of its own, so that zeros are counted by that sign; others keep theirs."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def _ballot(gradient: torch.Tensor, turn: int) -> Payload:
     found = _empty(gradient.numel(), gradient.device)
     found["flag"].fill_(1.0)
     parts = list(chunks(slice(0, gradient.numel()), gradient.device))
-    added = alternating(_longest(parts), turn, ABSTAIN, gradient.device)
+    added = _alternating(_longest(parts), turn, ABSTAIN, gradient.device)
     for part in parts:
         chunk = gradient[part]
         mean = pack_signs(chunk, found["bits"][_bytes_of(part)], added[: chunk.numel()])
@@ -99,7 +102,7 @@ def _counts(ballots: Sequence[Payload], numel: int, step: int) -> Iterator[tuple
     """Yield each chunk with the sum of its signs, fp32; a tie is half a vote for one side, in turn."""
     device = ballots[0]["bits"].device
     parts = list(chunks(slice(0, numel), device))
-    halves = alternating(_longest(parts), step, 0.5, device)
+    halves = _alternating(_longest(parts), step, 0.5, device)
     for part in parts:
         votes = halves[: part.stop - part.start].clone()
         for ballot in ballots:
@@ -141,3 +144,10 @@ def _checked(payload: Payload, numel: int) -> Payload:
     if bool(wrong):
         raise PayloadError(f"a flag is {float(flag)}, neither 1 nor NaN")
     return payload
+
+
+def _alternating(numel: int, first: int, size: float, device: torch.device) -> torch.Tensor:
+    """Return (numel,) fp32 of `size`, with a sign that alternates: first + where `first` is even."""
+    found = torch.full((numel,), size, dtype=torch.float32, device=device)
+    found[1 - first % 2 :: 2].neg_()
+    return found

@@ -14,7 +14,6 @@ import torch
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, Compressor
-from hvd_compress.cost.kept import kept
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
@@ -22,6 +21,7 @@ from hvd_compress.errors import ConfigError
 from hvd_compress.events.history import Event, History
 from hvd_compress.events.recorder import choice
 from hvd_compress.papers.flexible.exchanges import exchange_times
+from hvd_compress.papers.flexible.kept import kept
 from hvd_compress.papers.flexible.ratio import BucketRatio
 from hvd_compress.papers.flexible.resumed import Ratios, loaded, saved
 from hvd_compress.papers.flexible.rollout import HOW, Rollout, roll_out

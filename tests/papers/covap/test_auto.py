@@ -16,7 +16,7 @@ from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.events.history import Event
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
-from hvd_compress.profiler import ccr as profiler
+from hvd_compress.session import ccr
 from hvd_compress.settings import Settings
 from tests.clock import Clock, slowed
 from tests.harness import backward, flat_residual, make_optimizer, make_parameters
@@ -209,7 +209,7 @@ def test_a_model_without_one_clock_gets_the_interval_that_is_not_measured(
     def several(parameters: object) -> torch.device:
         raise UnsupportedError("its parameters lie on several devices")
 
-    monkeypatch.setattr(profiler, "device_of", several)
+    monkeypatch.setattr(ccr, "device_of", several)
 
     def body(engine: InProcessEngine) -> tuple[list[int], set[str]]:
         job = Job(engine, clock)

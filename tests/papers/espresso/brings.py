@@ -10,23 +10,27 @@ from typing import Any
 from click.testing import CliRunner
 
 from hvd_compress.cli.main import main
-from hvd_compress.compressors import Compressor
+from hvd_compress.compressors import BlockQuantizer, Cast, CompressedMomentum, Compressor, EFSign, PowerSGD, TopK
 from hvd_compress.papers.espresso.by_option import ByOption
 from hvd_compress.policies.plan_schema import read
+from hvd_compress.request.request import Request
 from tests.traced import traced
 
-COMMANDS = [("plan", "make"), ("bench", "planner")]
+COMMANDS = [("profile",), ("plan", "make"), ("bench", "planner")]
 PICTURES = ["plan make", "plan compare"]
 MEANT = [
     ("plan options --only 'alreduce@all'", "did you mean allreduce@all?"),
     ("plan count-options --only 'alreduce@all'", "did you mean allreduce@all?"),
+    ("profile --compressor itn4 -- true", "did you mean int4?"),
+    ("profile --compressor topk:ratio=0.1,value=bf16 -- true", "did you mean values?"),
     ("plan make x -o y --compressor int4", "`hvd-compress profile --compressor int4 -- COMMAND` writes one"),
 ]
 CHOICES = ["--engine", "--device", "--communication", "--testbed"]
 
 
 def _beyond(number: str) -> list[list[str]]:
-    return [["bench", "planner", "--gpus", number], ["plan", "count-options", "--devices", number]]
+    deep = ["profile", "--compressor", f"topk:ratio={'[' * 100_000}", "--", "true"]
+    return [deep, ["bench", "planner", "--gpus", number], ["plan", "count-options", "--devices", number]]
 
 
 BEYOND = [_beyond]
@@ -60,7 +64,12 @@ WRITERS = {
     "plan make, trace": lambda folder: [*_make(folder), "--trace"],
     "plan make, picture": lambda folder: [*_make(folder), "--picture"],
     "plan compare": lambda folder: [*_compare(folder), "--picture"],
+    "profile": lambda folder: ["profile", "-o"],
 }
+FOLDERS = ["profile"]
+"""Writers of a folder."""
+AFTER = {"profile": ["--", "true"]}
+"""What follows what is written, by writer."""
 
 
 def _write(folder: Path) -> None:
@@ -99,33 +108,69 @@ def _decoders(compressors: Mapping[str, Compressor]) -> list[tuple[str, str]]:
 
 DECODERS = [_decoders]
 
+REQUESTS = {
+    "efsign-within": Request(EFSign(), "hierarchical-within"),
+    "int4-both": Request(BlockQuantizer(4), "hierarchical-both"),
+    "topk-hitopk": Request(TopK(0.05), "hitopk"),
+    "topk-server": Request(TopK(0.05), "parameter-server"),
+}
+"""Requests that tests call by name."""
+RESUMED = REQUESTS
+ALONE = ["efsign-within"]
+"""Of them: what leaves nothing with one rank, which leads its host and sends its sum dense."""
+BY_NAME = {
+    "topk": ["hierarchical-both", "hierarchical-within", "hitopk", "parameter-server"],
+    "dense": ["parameter-server"],
+}
+"""Schemes that run by name alone, of some compressions."""
+ADDING = ["parameter-server"]
+"""Schemes that add what an all-gather would."""
+NOT_BY_HOSTS = [
+    (PowerSGD(2), "hierarchical-within"),
+    (CompressedMomentum(), "parameter-server"),  # what the server adds is a momentum
+    (EFSign(), "hitopk"),
+    (Cast(), "hierarchical-within"),
+]
+"""What such a scheme cannot carry."""
+
 ALLOWED = {
     "papers/espresso": {
+        "__version__",
         "bench",
-        "buckets.layout",
+        "buckets",
         "cli",
         "compression.named",
         "compressors",
         "cost",
         "engines.base",
+        "engines.launch",
         "engines.layout",
         "engines.names",
         "errors",
         "extras",
         "feedback.states",
+        "front.handle",
+        "front.recorded",
         "native",
         "papers.espresso",
         "payload",
+        "services.ccr",
         "policies.plan_schema",
         "policies.plan_settings",
         "profiler",
+        "request",
         "schema",
         "schemes",
+        "session.clocks",
+        "session.gradient_times",
+        "session.session",
+        "session.step_recorder",
+        "settings",
         "timeline",
         "units",
     }
 }
 """What the modules of this guest may import of the package."""
 
-OPTIONS = [40]
+OPTIONS = [46]
 """Its commands have more options."""

@@ -12,11 +12,12 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Call, Engine
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.papers.espresso.groups import same_place
 from hvd_compress.papers.espresso.options import UNCOMPRESSED, Constraints, Option, by_name, options
 from hvd_compress.papers.espresso.running import ENGINES, TABLE, Run, runnable
 from hvd_compress.profiler.profiles import SystemProfile
 from hvd_compress.schemes import Work
-from hvd_compress.schemes.groups import leaders, same_place, within_host
+from hvd_compress.schemes.groups import leaders, within_host
 from tests.papers.espresso.test_prices import ACROSS, WITHIN
 
 TOPK, INT8 = TopK(0.01), BlockQuantizer(8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from hvd_compress import schemes
 from hvd_compress.papers.family import oktopk_allreduce
 from hvd_compress.papers.family.atomo import ATOMO
 from hvd_compress.papers.family.compressions import Family
@@ -89,12 +90,13 @@ BY_HOSTS = {
     "qsgd": QSGD(4),
 }
 """Compressors for schemes that heed hosts."""
-NOT_BY_HOSTS = [
+_NOT_BY_HOSTS = (
     (DGC(0.1), "hierarchical-both"),  # a payload is a velocity
     (RandomK(0.1), "parameter-server"),
     (SignSGD(), "parameter-server"),  # a vote is no sum
     (SignSGD(), "hierarchical-both"),
-]
+)
+NOT_BY_HOSTS = [(compressor, scheme) for compressor, scheme in _NOT_BY_HOSTS if scheme in schemes.labels()]
 """What such a scheme cannot carry."""
 NOT_BY_REDUCE_SCATTER = {"SignSGD": Family.signsgd()}
 """Nor that of FSDP; by the name of the class."""

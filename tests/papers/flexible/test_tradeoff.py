@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from hvd_compress import native
-from hvd_compress.cost.kept import kept
 from hvd_compress.errors import ConfigError
+from hvd_compress.papers.flexible.kept import kept
 from hvd_compress.papers.flexible.tradeoff import Point, grid, knee, nsga2, pareto_front
 
 OPTIONS = st.lists(

@@ -238,7 +238,6 @@ def test_one_absurd_value_is_read_or_told_in_words(reader: str, files: Path) -> 
 WRITERS: dict[str, Arguments] = {
     "report": lambda folder: ["report", folder / "log.jsonl", "--out"],
     "timeline": lambda folder: ["timeline", folder / "run.json", "--out"],
-    "profile": lambda folder: ["profile", "-o"],
     **dict(brought("WRITERS")),
 }
 """Each file or folder that a command writes, and the command."""
@@ -246,7 +245,7 @@ WRITERS: dict[str, Arguments] = {
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_what_cannot_be_written_is_told_in_words(writer: str, files: Path) -> None:
-    folder = writer in ("profile", *brought("FOLDERS"))
+    folder, after = writer in brought("FOLDERS"), dict(brought("AFTER")).get(writer, [])
     loop, file, there = (files / f"{name}.png" for name in ("loop", "file", "there"))
     loop.symlink_to(loop)
     file.touch()
@@ -254,16 +253,6 @@ def test_what_cannot_be_written_is_told_in_words(writer: str, files: Path) -> No
     places = [loop, loop / "x.png", file / "x.png", files / f"{'x' * 300}.png", Path("/dev/full") / "x.png"]
     places += [file] if folder else [there, files / "none" / "x.png"]
     for place in places:
-        done = run(WRITERS[writer](files), place, *(["--", "true"] if writer == "profile" else []))
+        done = run(WRITERS[writer](files), place, *after)
         if place != loop or not place.is_file():  # some take the place of a link
             require_refusal(done, place)
-
-
-@pytest.mark.level2
-@pytest.mark.parametrize("file", ["progress.json", "model.json"])
-def test_what_a_program_leaves_in_the_folder_of_its_profile(file: str, tmp_path: Path) -> None:
-    for text in filter(None, TEXTS.values()):
-        (tmp_path / "text").write_bytes(text)
-        done = run(["profile", "-o", tmp_path / "p", "--", "cp", tmp_path / "text", tmp_path / "p" / file])
-        require_refusal(done, Path("no profile: 0 of 110 steps were seen"))
-        shutil.rmtree(tmp_path / "p")

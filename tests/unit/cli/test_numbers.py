@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from hvd_compress.cli.main import main
-from hvd_compress.cli.numbers import Seconds, elements, ratio, size
+from hvd_compress.cli.numbers import elements, ratio, size
 from tests.brought import brought
 
 SIZES = {"65536": 65_536, "64K": 64_000, "1m": 1_000_000, "25.6M": 25_600_000, "0.1k": 100, "7G": 7_000_000_000}
@@ -50,17 +50,6 @@ def test_sizes_have_a_unit_that_suits_them(nbytes: float, words: str) -> None:
     assert size(nbytes) == words
 
 
-@pytest.mark.parametrize(("text", "found"), [("0", 0.0), ("0.5", 0.5), ("inf", float("inf"))])
-def test_seconds(text: str, found: float) -> None:
-    assert Seconds().convert(text, None, None) == found
-
-
-@pytest.mark.parametrize("text", ["nan", "-NaN", "-1", "ten"])
-def test_seconds_that_are_none(text: str) -> None:
-    with pytest.raises(click.BadParameter):
-        Seconds().convert(text, None, None)
-
-
 @pytest.mark.parametrize("text", ["", "%", "a tenth", "1%%"])
 def test_ratios_that_are_none(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"is not a ratio, such as 0\.01 or 1%"):
@@ -78,7 +67,6 @@ TEN = f"1{'0' * 400}"
         [*CHOOSE, "--world-size", "8", "--latency", "1e308s", "--bandwidth", "1gbit"],
         [*CHOOSE, "--world-size", "8", "--latency", "1ms", "--bandwidth", "1e300tbit"],
         [*CHOOSE, "--world-size", "8", "--latency", "1ms", "--bandwidth", "1e-300bit"],
-        ["profile", "--compressor", f"topk:ratio={'[' * 100_000}", "--", "true"],
         ["bench", "kernels", "--threads", TEN],
         ["bench", "kernels", "--repetitions", TEN],
         ["bench", "compressors", "--threads", TEN],

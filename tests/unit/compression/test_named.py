@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,10 +11,7 @@ from hvd_compress.compression.named import NEEDED, compressor_named, each_of, na
 from hvd_compress.compressors import COMPRESSORS
 from hvd_compress.errors import ConfigError
 from hvd_compress.policies.plan_settings import compressor_of
-from hvd_compress.profiler.job import JobProfile
-from hvd_compress.settings import ProfileSettings
 from tests.brought import brought
-from tests.harness import make_parameters
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name not in COMPRESSORS])
@@ -84,16 +80,6 @@ def test_a_list_has_settings_in_it() -> None:
     assert each_of("int4, topk:ratio=0.1, layerwise=true,dense") == ["int4", "topk:ratio=0.1,layerwise=true", "dense"]
     assert each_of("blocks:bits=2,topk:ratio=0.1") == ["blocks:bits=2", "topk:ratio=0.1"]
     assert each_of("ratio=0.1") == ["ratio=0.1"]
-
-
-def test_what_a_job_profiles_has_such_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HVD_COMPRESS_PROFILE", str(tmp_path))
-    monkeypatch.setenv("HVD_COMPRESS_PROFILE_COMPRESSOR", "int4:block=128")
-    settings = ProfileSettings.from_environment()
-    assert settings is not None
-    profile = JobProfile(make_parameters(), settings, Compression.dense(), 1.0)
-    profile.close()
-    assert str(Compression.int4(block=128).compressor) in profile.fingerprint()["HVD_COMPRESS_PROFILE"]
 
 
 def test_a_name_that_is_none_says_which_there_are() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import Cast
 from hvd_compress.front.alone import request_of
-from hvd_compress.settings import ProfileSettings, Settings
+from hvd_compress.settings import Settings
 from tests.brought import brought
+from tests.recorded import Recorded
 
 REQUESTS = {
     "fixed": Compression.int4(engine="mpi"),
@@ -35,10 +33,10 @@ def test_one_rank_is_told_once_that_nothing_is_exchanged(name: str, caplog: pyte
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_several_ranks_and_one_that_is_profiled_do_what_was_asked_for(
-    name: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+def test_several_ranks_and_one_that_is_recorded_do_what_was_asked_for(
+    name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert request_of(REQUESTS[name], 2, Settings()) is REQUESTS[name]
-    profiled = replace(Settings(), profile=ProfileSettings(tmp_path, 1, 1))
-    assert request_of(REQUESTS[name], 1, profiled) is REQUESTS[name]
+    recorded = Settings(recordings=(Recorded(),))
+    assert request_of(REQUESTS[name], 1, recorded) is REQUESTS[name]
     assert not caplog.records

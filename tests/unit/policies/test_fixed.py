@@ -29,8 +29,9 @@ from hvd_compress.policies.plan_schema import Plan, Treatment
 from hvd_compress.policies.plan_settings import settings_of
 from hvd_compress.policies.prices import Prices
 from hvd_compress.request.request import Request
-from hvd_compress.settings import ProfileSettings, Settings
+from hvd_compress.settings import Settings
 from tests.brought import brought
+from tests.recorded import Recorded
 from tests.unit.cost.played import follow
 
 INT4 = Request(BlockQuantizer(4))
@@ -164,7 +165,7 @@ def test_what_a_plan_leaves_open_goes_by_curves_on_a_far_network(
     ("settings", "ranks", "layout"),
     [
         (Settings(600, 60), RANKS, MEGABYTE),  # HVD_COMPRESS_ADAPT=0: two runs send the same
-        (Settings(600, 60, adapt=True, profile=ProfileSettings(FilePath("unused"))), RANKS, MEGABYTE),
+        (Settings(600, 60, adapt=True, recordings=(Recorded(),)), RANKS, MEGABYTE),
         (ADAPTS, 2, MEGABYTE),  # the all-gather sends as many bytes in fewer messages, on every network
         (ADAPTS, 1, MEGABYTE),
         (ADAPTS, RANKS, Layout.of(100, dtype=torch.float64)),
@@ -183,7 +184,7 @@ def test_nothing_is_measured_where_it_would_decide_nothing(settings: Settings, r
         (Request(TopK(0.1), "star"), AutoPolicy),
         (Request(TopK(0.1), "star", "ring"), FixedPolicy),
         (Request(TopK(0.1), "artopk", "ring"), ARTopkPolicy),  # whose indices are used is a matter of gain
-        (Request(TopK(0.1), "hitopk"), FixedPolicy),
+        (Request(TopK(0.1), "hierarchical"), FixedPolicy),
         (INT4, AutoPolicy),
         (Request(BlockQuantizer(4), "allgather"), FixedPolicy),
         (Request(Cast(torch.bfloat16)), FixedPolicy),

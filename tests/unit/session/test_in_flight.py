@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hvd_compress import of
+from hvd_compress import of, schemes
+from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
@@ -106,7 +107,9 @@ FIRST = {request.scheme: name for name, request in reversed(REQUESTS.items())}.v
 
 @pytest.mark.parametrize("name", [n if n in FIRST else pytest.param(n, marks=pytest.mark.level2) for n in REQUESTS])
 def test_results_are_those_of_one_at_a_time(name: str) -> None:
-    hosts = (0, 0, 1, 1) if "hierarchical" in name or name in ("efsign-within", "int4-both", "topk-hitopk") else ()
+    request = REQUESTS[name]
+    in_groups = request.scheme != "auto" and schemes.build(request.compressor, Path(request.scheme)).in_groups
+    hosts = (0, 0, 1, 1) if in_groups else ()
     one = run_ranks(4, lambda engine: trained(engine, name, 1, hosts))
     several = run_ranks(4, lambda engine: trained(engine, name, 3, hosts))
     for result in several:

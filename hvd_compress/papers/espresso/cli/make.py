@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from hvd_compress.cli.numbers import Seconds
 from hvd_compress.cli.outputs import PICTURES, require_outputs
 from hvd_compress.cli.suggesting import Choice
 from hvd_compress.compression.named import compressor_named
@@ -20,6 +19,7 @@ from hvd_compress.papers.espresso import chrome_trace
 from hvd_compress.papers.espresso.boxes import step_boxes
 from hvd_compress.papers.espresso.cli.pruning import constrained, constraints_of
 from hvd_compress.papers.espresso.cli.report import report
+from hvd_compress.papers.espresso.cli.seconds import Seconds
 from hvd_compress.papers.espresso.making import NAMES, Inputs, make
 from hvd_compress.papers.espresso.running import ENGINES
 from hvd_compress.papers.espresso.writing import to_plan

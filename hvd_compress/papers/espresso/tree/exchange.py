@@ -11,12 +11,13 @@ from hvd_compress.compressors.finite import all_finite, scale_finite
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.layout import shard_lengths
 from hvd_compress.errors import located
+from hvd_compress.papers.espresso.groups import same_place
 from hvd_compress.papers.espresso.tree.feedback import PartCompressor
+from hvd_compress.papers.espresso.tree.packed import ListPacker, Template, template_of
 from hvd_compress.papers.espresso.tree.walk import ROOT, Held, Holding, Task, members, parse, sent_to, walk
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Exchange, Work
-from hvd_compress.schemes.groups import same_place, within_host
-from hvd_compress.schemes.packed import Packer, Template, template_of
+from hvd_compress.schemes.groups import within_host
 
 RESULT = ("allgather", "broadcast")
 """Collectives of tensors that bring the result to all, in the gradient's dtype, where they come last."""
@@ -32,7 +33,7 @@ class OptionExchange(Exchange):
         self._tasks = parse(self._name)
         self._rows = walk(self._name, work.gradient.numel(), work.hosts)
         self._parts = PartCompressor(self._compressor, work, rank, self._name)
-        self._packer = Packer(work)
+        self._packer = ListPacker(work)
         self._memory = torch.empty(0)  # fp32, of the whole bucket: the gradient's own where that is fp32
         self._values = torch.empty(0)  # of the part that this rank holds, where compression runs; mostly a part of it
         self._payloads: list[Payload] = []  # as many as it holds

@@ -10,23 +10,21 @@ import torch
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from hvd_compress import native, of
-from hvd_compress.compressors import BlockQuantizer, EFSign, PowerSGD, TopK
+from hvd_compress.compressors import PowerSGD, TopK
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, MismatchError, PayloadError
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
+from tests.brought import brought
 from tests.harness import REQUESTS, Scaler, alone, backward, make_optimizer, make_parameters, on_engine, remembered
 
 FLAT = ("topk-star", "topk-allgather", "efsign", "int8", "int2", "int4-stochastic", "int8-gather")
 RESUMED = {
     **{name: REQUESTS[name] for name in FLAT},
-    "topk-hitopk": Request(TopK(0.05), "hitopk"),
     "topk-hierarchical": Request(TopK(0.05), "hierarchical"),
     "powersgd-hierarchical": Request(PowerSGD(2), "hierarchical"),
-    "efsign-within": Request(EFSign(), "hierarchical-within"),
-    "int4-both": Request(BlockQuantizer(4), "hierarchical-both"),
-    "topk-server": Request(TopK(0.05), "parameter-server"),
+    **dict(brought("RESUMED")),
 }
 
 

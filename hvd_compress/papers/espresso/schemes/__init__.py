@@ -1,0 +1,1 @@
+"""Schemes that papers compare with flat ones, each run by its name alone."""
