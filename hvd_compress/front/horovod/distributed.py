@@ -22,8 +22,9 @@ from hvd_compress.front.alone import request_of
 from hvd_compress.front.horovod.background import give_way
 from hvd_compress.front.horovod.stock import is_stock, watch_stock
 from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable
-from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, checked_passes, wrap
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, wrap
 from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
+from hvd_compress.front.optimizer.refusals import checked_passes
 from hvd_compress.front.optimizer.watchers import taking_over
 from hvd_compress.profiler.job import profiled_once
 from hvd_compress.request.request import Request
