@@ -112,6 +112,7 @@ ALLOWED = {
         "engines.names",
         "errors",
         "extras",
+        "feedback.residual",
         "feedback.states",
         "native",
         "papers.espresso",

@@ -16,7 +16,8 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.errors import ConfigError, PayloadError, UnsupportedError
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.payload import Payload
 from hvd_compress.policies.fixed import decide
 from hvd_compress.request.request import Request

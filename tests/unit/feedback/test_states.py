@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.feedback.states import BucketState, Residual, States, flat_view
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState, States, flat_view
 
 NUMELS = {"a": 2, "b": 3, "c": 1}
 

@@ -24,7 +24,8 @@ from hvd_compress.cost.predict import predict
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
-from hvd_compress.feedback.states import GRADIENT_UNITS, BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import GRADIENT_UNITS, BucketState
 from hvd_compress.policies.auto.arms import leaves_open
 from hvd_compress.policies.fixed import decide
 from hvd_compress.request.request import Request

@@ -13,7 +13,8 @@ from hvd_compress.cost import wire
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import PayloadError
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.payload import Payload
 from hvd_compress.schemes import AllGather, AllToAll, ARTopk, Dense, Scheme, Work
 
