@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hvd_compress.cost import wire
+from hvd_compress.engines import wire
 from hvd_compress.engines.calls import Call, Ledger, Tally, Timed, in_ledger
 from hvd_compress.engines.capabilities import Capabilities
 from hvd_compress.engines.hosts import host_identity, numbered

@@ -15,9 +15,9 @@ from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part, Slot
 from hvd_compress.compressors import Cast, Compressor
-from hvd_compress.cost import wire
 from hvd_compress.cost.paths import Path
 from hvd_compress.devices import Lanes
+from hvd_compress.engines import wire
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import CommunicationError, ReplicaError, UsageError, located, received

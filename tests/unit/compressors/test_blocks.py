@@ -11,8 +11,8 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import BlockQuantizer, TopK
 from hvd_compress.compressors.blocks import mixed
-from hvd_compress.cost import wire
 from hvd_compress.cost.paths import Path
+from hvd_compress.engines import wire
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.errors import ConfigError, PayloadError, UnsupportedError

@@ -7,11 +7,11 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import BlockQuantizer, Cast, Compressor, EFSign, PowerSGD, TopK
-from hvd_compress.cost import wire
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.kept import kept
 from hvd_compress.cost.paths import Path
 from hvd_compress.cost.predict import fastest, predict
+from hvd_compress.engines import wire
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessWorld, run_ranks
 from hvd_compress.engines.names import KNOWN
