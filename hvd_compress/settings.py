@@ -193,12 +193,6 @@ class Settings:
         profile = ProfileSettings.from_environment()
         check = _whole("HVD_COMPRESS_CHECK_EVERY", DEFAULT_CHECK_EVERY, 0)
         ccr = CcrSettings.from_environment()
-        in_flight = os.environ.get("HVD_COMPRESS_IN_FLIGHT", "").strip()
-        if in_flight and in_flight not in map(str, range(1, MOST_IN_FLIGHT + 1)):
-            raise ConfigError(
-                f"HVD_COMPRESS_IN_FLIGHT = {in_flight!r} is not a number of buckets, 1 to {MOST_IN_FLIGHT}; unset it "
-                "for what the engine does best"
-            )
         niceness = _number("HVD_COMPRESS_HOROVOD_NICENESS", DEFAULT_HOROVOD_NICENESS)
         if niceness not in range(20):
             raise ConfigError(f"HVD_COMPRESS_HOROVOD_NICENESS = {niceness:g} is no niceness, 0 to 19")
@@ -215,7 +209,7 @@ class Settings:
             profile=profile,
             check_every=check,
             ccr=ccr,
-            in_flight=int(in_flight) if in_flight else None,
+            in_flight=_in_flight(),
             horovod_niceness=int(niceness),
         )
 
@@ -243,6 +237,17 @@ class Settings:
         if tells and self.tensorboard is not None:
             words.append(_no_tensorboard())
         return "; ".join(filter(None, words))
+
+
+def _in_flight() -> int | None:
+    """Read how many buckets are exchanged at a time; None where the engine knows best."""
+    asked = os.environ.get("HVD_COMPRESS_IN_FLIGHT", "").strip()
+    if asked and asked not in map(str, range(1, MOST_IN_FLIGHT + 1)):
+        raise ConfigError(
+            f"HVD_COMPRESS_IN_FLIGHT = {asked!r} is not a number of buckets, 1 to {MOST_IN_FLIGHT}; unset it for what "
+            "the engine does best"
+        )
+    return int(asked) if asked else None
 
 
 def command_run() -> str:
