@@ -291,19 +291,6 @@ def by_parameter(kind: str, layout: Layout, flat: torch.Tensor) -> dict[Key, tor
     return {(kind, name): part for name, part in zip(layout.names, parts, strict=True)}
 
 
-def flat_view(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Return the tensor (numel,) that holds these flat tensors of one dtype one after the other; None where they do
-    not lie so in one piece of memory.
-    """
-    place = 0
-    for tensor in tensors:
-        same = tensor.untyped_storage().data_ptr() == tensors[0].untyped_storage().data_ptr()
-        if tensor.numel() and not (same and tensor.storage_offset() == tensors[0].storage_offset() + place):
-            return None
-        place += tensor.numel()
-    return tensors[0].as_strided((place,), (1,)) if tensors else None
-
-
 def _fitting(key: Key, kept: torch.Tensor | None, otherwise: torch.Tensor) -> torch.Tensor:
     """Return what is remembered where it has the shape that is wanted."""
     if kept is None:
