@@ -157,12 +157,6 @@ class Settings:
         every = steps_of("HVD_COMPRESS_TIMELINE_EVERY", DEFAULT_TIMELINE_EVERY, 1)
         log, timeline, board = (_path(f"HVD_COMPRESS_{name}") for name in ("LOG", "TIMELINE", "TENSORBOARD"))
         check = steps_of("HVD_COMPRESS_CHECK_EVERY", DEFAULT_CHECK_EVERY, 0)
-        in_flight = os.environ.get("HVD_COMPRESS_IN_FLIGHT", "").strip()
-        if in_flight and in_flight not in map(str, range(1, MOST_IN_FLIGHT + 1)):
-            raise ConfigError(
-                f"HVD_COMPRESS_IN_FLIGHT = {in_flight!r} is not a number of buckets, 1 to {MOST_IN_FLIGHT}; unset it "
-                "for what the engine does best"
-            )
         niceness = _number("HVD_COMPRESS_HOROVOD_NICENESS", DEFAULT_HOROVOD_NICENESS)
         if niceness not in range(20):
             raise ConfigError(f"HVD_COMPRESS_HOROVOD_NICENESS = {niceness:g} is no niceness, 0 to 19")
@@ -178,7 +172,7 @@ class Settings:
             tensorboard=board,
             check_every=check,
             recordings=guests.recordings(),
-            in_flight=int(in_flight) if in_flight else None,
+            in_flight=_in_flight(),
             horovod_niceness=int(niceness),
         )
 
@@ -268,6 +262,17 @@ def steps_of(name: str, default: int, least: int) -> int:
     if not least <= value <= MOST_STEPS or value != int(value):
         raise ConfigError(f"{name} = {value:g} is not a number of steps, {least} to {MOST_STEPS:,}")
     return int(value)
+
+
+def _in_flight() -> int | None:
+    """Read how many buckets are exchanged at a time; None where the engine knows best."""
+    asked = os.environ.get("HVD_COMPRESS_IN_FLIGHT", "").strip()
+    if asked and asked not in map(str, range(1, MOST_IN_FLIGHT + 1)):
+        raise ConfigError(
+            f"HVD_COMPRESS_IN_FLIGHT = {asked!r} is not a number of buckets, 1 to {MOST_IN_FLIGHT}; unset it for what "
+            "the engine does best"
+        )
+    return int(asked) if asked else None
 
 
 def _number(name: str, default: float) -> float:

@@ -11,7 +11,8 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Compressor
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.schemes import Work, build
 
 PATHS = ("allgather", "alltoall-allgather", "gather-broadcast")

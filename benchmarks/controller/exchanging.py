@@ -23,7 +23,8 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, TopK
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.policies.auto.arms import open_paths
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import Work

@@ -119,6 +119,11 @@ class _Door:
         ):
             if wrong:
                 raise UnsupportedError(f"clustered attention does not run {what}")
+        kwargs[_CACHE] = self._cache(kwargs, config)
+        return args, kwargs
+
+    def _cache(self, kwargs: dict[str, Any], config: Any) -> ClusteredCache:
+        """Return the cache of a call; a new one where it has none, which is put among its arguments if it is used."""
         cache = next((kwargs[name] for name in (CACHE, "past_key_values") if kwargs.get(name) is not None), None)
         if cache is None:
             _refuse_packed(kwargs)
@@ -136,8 +141,7 @@ class _Door:
             raise ConfigError(
                 "this ClusteredCache has other counts than those that were applied to the model, or differs in `static`"
             )
-        kwargs[_CACHE] = cache
-        return args, kwargs
+        return cache
 
 
 def _has_gradients(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

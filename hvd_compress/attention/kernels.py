@@ -131,20 +131,10 @@ def decode_attention(
     """
     keys, values, plan = rows.keys, rows.values, rows.plan
     (key_rows, capacity, dim), (value_rows, _, value_dim) = keys.shape, values.shape
-    _check("query", query, 4, (keys.dtype,))
-    batch, heads, queries, query_dim = query.shape
-    if queries != 1 or query_dim != dim or batch * heads != plan.outputs:
-        raise MismatchError(
-            f"query is {tuple(query.shape)}, expected (batch, heads, 1, {dim}) with batch * heads = {plan.outputs}"
-        )
+    batch, heads = _checked_query(query, rows)
     if not 0 <= tokens <= capacity:
         raise MismatchError(f"tokens = {tokens} lies outside 0..{capacity}, the capacity of the rows")
-    mask_pointer, mask_stride = 0, 0
-    if mask is not None:
-        _check("mask", mask, 2, (torch.bool,))
-        if mask.shape != (batch, tokens):
-            raise MismatchError(f"mask must be of shape {(batch, tokens)}, got {tuple(mask.shape)}")
-        mask_pointer, mask_stride = mask.data_ptr(), mask.stride(0)
+    mask_pointer, mask_stride = _checked_mask(mask, (batch, tokens))
     out = torch.empty((batch, heads, 1, value_dim), dtype=query.dtype, device="cpu")
     workspace = prepare(rows.workspace_bytes)
     sequence_stride, head_stride, _, _ = query.stride()
@@ -176,6 +166,28 @@ def decode_attention(
     if first_bad >= 0:
         raise MismatchError(f"the plan has {int(plan.index[first_bad])} at position {first_bad}, which is not there")
     return out
+
+
+def _checked_query(query: torch.Tensor, rows: DecodeRows) -> tuple[int, int]:
+    """Return the numbers of sequences and heads."""
+    dim, outputs = rows.keys.shape[2], rows.plan.outputs
+    _check("query", query, 4, (rows.keys.dtype,))
+    batch, heads, queries, query_dim = query.shape
+    if queries != 1 or query_dim != dim or batch * heads != outputs:
+        raise MismatchError(
+            f"query is {tuple(query.shape)}, expected (batch, heads, 1, {dim}) with batch * heads = {outputs}"
+        )
+    return batch, heads
+
+
+def _checked_mask(mask: torch.Tensor | None, shape: tuple[int, int]) -> tuple[int, int]:
+    """Return its address and the distance of its rows; zeros for None."""
+    if mask is None:
+        return 0, 0
+    _check("mask", mask, 2, (torch.bool,))
+    if mask.shape != shape:
+        raise MismatchError(f"mask must be of shape {shape}, got {tuple(mask.shape)}")
+    return mask.data_ptr(), mask.stride(0)
 
 
 def append_token(key_states: torch.Tensor, value_states: torch.Tensor, rows: DecodeRows, at: int) -> None:

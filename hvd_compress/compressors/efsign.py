@@ -11,7 +11,7 @@ from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import FeedbackCompressor, Input, Round, packed_spans
 from hvd_compress.errors import PayloadError
-from hvd_compress.feedback.states import Residual
+from hvd_compress.feedback.residual import Residual
 from hvd_compress.payload import Payload
 
 

@@ -4,7 +4,8 @@ Time = steps * alpha + bytes * beta, where `steps` and `bytes` are the messages 
 other along the longest chain. alpha is in seconds, beta in seconds per byte (`units.py` reads "1ms" and "5gbit"; beta
 is 1 / parse_bandwidth). N is the number of ranks, M the bytes of one rank's tensor, L = ceil(log2 N). Links are full
 duplex: a rank sends one message and receives another at the same time. What each rank sends on average, the load on
-the network, is in `wire.py`. A test plays the algorithms of the in-process engine on a clock, and finds these terms.
+the network, is in
+`engines/wire.py`. A test plays the algorithms of the in-process engine on a clock, and finds these terms.
 
 The readings by which Table VI of Tyagi and Swany, "Flexible Communication for Optimal Distributed Learning", follows
 from their Table I and Eq. 4 (a test holds all 36 rows): log is the base-2 logarithm; one alpha a message, not a round

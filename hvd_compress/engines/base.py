@@ -7,42 +7,19 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from hvd_compress.cost import wire
+from hvd_compress.engines import wire
 from hvd_compress.engines.calls import Call, Ledger, Tally, Timed, in_ledger
+from hvd_compress.engines.capabilities import Capabilities
 from hvd_compress.engines.hosts import host_identity, numbered
-from hvd_compress.engines.names import ALGORITHMS, ALLGATHERS, BROADCASTS, ENGINES, KNOWN
-from hvd_compress.errors import ConfigError, UnsupportedError, UsageError, known_are
+from hvd_compress.engines.names import ALGORITHMS, ALLGATHERS, BROADCASTS, ENGINES
+from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 
 __all__ = ["ALGORITHMS", "ALLGATHERS", "BROADCASTS", "ENGINES", "Call", "Capabilities", "Engine"]
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What an engine can do.
-
-    `algorithms`, `broadcasts` and `allgathers` are what it can force of an allreduce, a broadcast and an all-gather,
-    "auto" aside; `devices` the kinds of devices whose memory it takes, the one to measure with first; `splits` whether
-    `Engine.split` works; `aborts` whether `Engine.abort` does; `hosts` as `Engine.hosts`, empty before `Engine.locate`.
-    """
-
-    verbs: tuple[str, ...]
-    algorithms: tuple[str, ...]
-    sum_dtypes: tuple[torch.dtype, ...]
-    broadcasts: tuple[str, ...] = ()
-    allgathers: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ("cpu",)
-    splits: bool = False
-    aborts: bool = False
-    hosts: tuple[int, ...] = ()
-
-    def forcible(self, verb: str) -> tuple[str, ...]:
-        """Return the algorithms of `verb` that can be forced; none for verbs that have only one way."""
-        return {"allreduce": self.algorithms, "broadcast": self.broadcasts, "allgather": self.allgathers}.get(verb, ())
 
 
 class Engine(ABC):
@@ -231,28 +208,14 @@ class Engine(ABC):
 
     def require(self, verb: str, algorithm: str = "auto", dtype: torch.dtype | None = None) -> None:
         """Raise UnsupportedError, or ConfigError for an unknown name, unless this engine can do what is asked."""
-        known = KNOWN.get(verb, ())
-        if algorithm != "auto" and algorithm not in known:
-            raise ConfigError(f"unknown algorithm {algorithm!r} of {verb}{known_are(('auto', *known), algorithm)}")
-        can = self.capabilities
-        if verb not in can.verbs:
-            raise UnsupportedError(f"the {self.name} engine has no {verb}; it has {', '.join(can.verbs)}")
-        if algorithm != "auto" and algorithm not in can.forcible(verb):
-            offered = ", ".join(("auto", *can.forcible(verb)))
-            raise UnsupportedError(
-                f"the {self.name} engine cannot force algorithm {algorithm!r} of {verb} over {self.world_size} ranks "
-                f"here; it offers {offered}. Leave algorithm at 'auto', or pass engine='mpi' to the compression, in a "
-                "job that mpirun has launched"
-            )
-        if dtype is not None and dtype not in can.sum_dtypes:
-            raise UnsupportedError(f"the {self.name} engine cannot sum {dtype}")
+        self.capabilities.require(self.name, self.world_size, verb, algorithm, dtype)
 
     def allreduce(self, tensor: torch.Tensor, algorithm: str = "auto") -> None:
         """Replace `tensor` by the sum over all ranks, bit-identical on all of them."""
         self.require("allreduce", algorithm, tensor.dtype)
-        self._check_layout(tensor)
-        sent = wire.allreduce(_bytes(tensor), self.world_size, algorithm)
-        with self._timed("allreduce", algorithm, sent, _bytes(tensor)):
+        self.capabilities.require_layout(self.name, tensor)
+        sent = wire.allreduce(tensor.nbytes, self.world_size, algorithm)
+        with self._timed("allreduce", algorithm, sent, tensor.nbytes):
             self._allreduce(tensor, algorithm)
 
     def allgather(
@@ -270,19 +233,18 @@ class Engine(ABC):
         With `out`, (sum(lengths),) of the same dtype, what is returned lies there; it must not overlap `tensor`.
         """
         self.require("allgather", algorithm)
-        self._check_layout(tensor)
-        if lengths is not None and (len(lengths) != self.world_size or lengths[self.rank] != tensor.numel()):
-            raise ConfigError(f"lengths {list(lengths)} do not fit {tensor.numel()} elements on rank {self.rank}")
+        self.capabilities.require_layout(self.name, tensor)
+        self._check_lengths(lengths, tensor.numel())
         if algorithm != "auto" and (lengths is None or len(set(lengths)) > 1):
             raise ConfigError(
                 f"algorithm {algorithm!r} of an allgather needs equal lengths, given by the caller, not {lengths}: "
                 "leave it at 'auto'"
             )
         if out is not None:
-            self._check_layout(out)
+            self.capabilities.require_layout(self.name, out)
             if lengths is None or out.numel() != sum(lengths) or out.dtype != tensor.dtype:
                 raise ConfigError(f"out of {out.numel()} x {out.dtype} does not fit lengths {lengths} x {tensor.dtype}")
-        with self._timed("allgather", algorithm, wire.allgather(_bytes(tensor), self.world_size), _bytes(tensor)):
+        with self._timed("allgather", algorithm, wire.allgather(tensor.nbytes, self.world_size), tensor.nbytes):
             if out is not None and lengths is not None:
                 return self._allgather_into(out, tensor, lengths, algorithm)
             return self._allgather(tensor, lengths, algorithm)
@@ -293,10 +255,10 @@ class Engine(ABC):
         `algorithm` is "auto" or one of BROADCASTS; the names of pipelines carry the size of their segments.
         """
         self.require("broadcast", algorithm)
-        self._check_layout(tensor)
+        self.capabilities.require_layout(self.name, tensor)
         self._check_root(root)
-        sent = wire.broadcast(_bytes(tensor), self.world_size, algorithm)
-        with self._timed("broadcast", algorithm, sent, _bytes(tensor)):
+        sent = wire.broadcast(tensor.nbytes, self.world_size, algorithm)
+        with self._timed("broadcast", algorithm, sent, tensor.nbytes):
             self._broadcast(tensor, root, algorithm)
 
     def alltoall(self, parts: Sequence[torch.Tensor], lengths: Sequence[int] | None = None) -> list[torch.Tensor]:
@@ -309,21 +271,18 @@ class Engine(ABC):
         if len(parts) != self.world_size or len({part.dtype for part in parts}) != 1:
             raise ConfigError(f"alltoall takes {self.world_size} parts of one dtype, not {[p.dtype for p in parts]}")
         for part in parts:
-            self._check_layout(part)
-        if lengths is not None and (len(lengths) != self.world_size or lengths[self.rank] != parts[self.rank].numel()):
-            raise ConfigError(
-                f"lengths {list(lengths)} do not fit {parts[self.rank].numel()} elements of rank {self.rank}"
-            )
-        total = sum(_bytes(part) for part in parts)
-        with self._timed("alltoall", "auto", total - _bytes(parts[self.rank]), total):
+            self.capabilities.require_layout(self.name, part)
+        self._check_lengths(lengths, parts[self.rank].numel())
+        total = sum(part.nbytes for part in parts)
+        with self._timed("alltoall", "auto", total - parts[self.rank].nbytes, total):
             return self._alltoall(parts, lengths)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return this rank's shard of the sum over all ranks; shard r is `layout.shard(numel, world_size, r)`."""
         self.require("reduce_scatter", dtype=tensor.dtype)
-        self._check_layout(tensor)
-        sent = wire.reduce_scatter(_bytes(tensor), self.world_size)
-        with self._timed("reduce_scatter", "auto", sent, _bytes(tensor)):
+        self.capabilities.require_layout(self.name, tensor)
+        sent = wire.reduce_scatter(tensor.nbytes, self.world_size)
+        with self._timed("reduce_scatter", "auto", sent, tensor.nbytes):
             return self._reduce_scatter(tensor)
 
     def gather(
@@ -331,21 +290,15 @@ class Engine(ABC):
     ) -> list[torch.Tensor] | None:
         """Return every rank's tensor on rank `root`, None elsewhere. Lengths may differ; `lengths` as allgather()."""
         self.require("gather")
-        self._check_layout(tensor)
+        self.capabilities.require_layout(self.name, tensor)
         self._check_root(root)
-        if lengths is not None and (len(lengths) != self.world_size or lengths[self.rank] != tensor.numel()):
-            raise ConfigError(f"lengths {list(lengths)} do not fit {tensor.numel()} elements on rank {self.rank}")
-        with self._timed("gather", "auto", wire.gather(_bytes(tensor), self.world_size), _bytes(tensor)):
+        self._check_lengths(lengths, tensor.numel())
+        with self._timed("gather", "auto", wire.gather(tensor.nbytes, self.world_size), tensor.nbytes):
             return self._gather(tensor, root, lengths)
 
-    def _check_layout(self, tensor: torch.Tensor) -> None:
-        """Engines hand the bare memory to their transport, so anything but a flat tensor would move wrong bytes."""
-        if tensor.dim() != 1 or not tensor.is_contiguous() or tensor.device.type not in self.capabilities.devices:
-            shape, known = tuple(tensor.shape), " or ".join(self.capabilities.devices)
-            raise ConfigError(
-                f"the {self.name} engine takes contiguous one-dimensional tensors on {known}, not {shape} on "
-                f"{tensor.device}"
-            )
+    def _check_lengths(self, lengths: Sequence[int] | None, numel: int) -> None:
+        if lengths is not None and (len(lengths) != self.world_size or lengths[self.rank] != numel):
+            raise ConfigError(f"lengths {list(lengths)} do not fit {numel} elements on rank {self.rank}")
 
     def _check_root(self, root: int) -> None:
         if not 0 <= root < self.world_size:
@@ -444,7 +397,3 @@ class Engine(ABC):
         self.tally.spoiled = True
         for one in (*self._children, *self._twins):
             one._spoil()
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

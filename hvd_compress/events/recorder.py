@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.cost import wire
+from hvd_compress.engines import wire
 from hvd_compress.events.history import Event, History
 from hvd_compress.request.decision import Decision
 from hvd_compress.schemes.phases import PhaseSpans

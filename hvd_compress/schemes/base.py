@@ -15,7 +15,8 @@ from hvd_compress.compressors.base import Compressor, Input
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.devices.lane import HOST, Lane
 from hvd_compress.engines.base import Capabilities, Engine
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.schemes.probe import Probe, ProbeReport
 
 

@@ -7,7 +7,7 @@ from time import perf_counter
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Slot
-from hvd_compress.cost import wire
+from hvd_compress.engines import wire
 from hvd_compress.engines.base import Engine
 from hvd_compress.policies import DecisionPolicy
 from hvd_compress.request.decision import Decision

@@ -74,6 +74,13 @@ def ran(call: Callable[[], T]) -> Future[T]:
     return future
 
 
+def done(result: T) -> Future[T]:
+    """Return a future that holds it."""
+    future: Future[T] = Future()
+    future.set_result(result)
+    return future
+
+
 def _run_into(future: Future[T], call: Callable[[], T]) -> None:
     try:
         future.set_result(call())

@@ -9,7 +9,8 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Compressor, Input
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.payload import Payload
 
 CPU = torch.device("cpu")

@@ -22,7 +22,8 @@ from hvd_compress.compressors import Input, Requantizer
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.errors import CommunicationError, PayloadError
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.payload import Payload
 from hvd_compress.schemes import Work
 from tests.brought import brought

@@ -9,8 +9,8 @@ import torch
 
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.cost import wire
 from hvd_compress.cost.paths import Path, Stage
+from hvd_compress.engines import wire
 from hvd_compress.engines.base import ALGORITHMS, Engine
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.states import GRADIENT_UNITS

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -41,12 +43,13 @@ ALLOWED = {
         "compressors.base",
         "errors",
         "extras",
+        "feedback.residual",
         "feedback.states",
         "native",
         "payload",
     },
     "timeline": {"timeline", "errors", "extras", "events.history", "schema", "schemes.phases"},
-    "events": {"events", "buckets.layout", "cost", "errors", "extras", "request", "schemes.phases"},
+    "events": {"events", "buckets.layout", "engines.wire", "errors", "extras", "request", "schemes.phases"},
     "request": {
         "request",
         "compressors",
@@ -70,13 +73,14 @@ ALLOWED = {
         "buckets.layout",
         "compressors",
         "errors",
+        "feedback.residual",
         "feedback.states",
         "guests",
         "native",
         "payload",
         "papers.family",  # for type checkers alone
     },
-    "engines": {"engines", "errors", "extras", "cost"},
+    "engines": {"engines", "errors", "extras"},
     "schemes": {
         "guests",
         "schemes",
@@ -93,6 +97,7 @@ ALLOWED = {
         "engines.base",
         "engines.layout",
         "engines.names",
+        "feedback.residual",
         "feedback.states",
         "payload",
         "errors",
@@ -176,11 +181,14 @@ def imports(path: Path) -> list[str]:
     return imported(ast.parse(path.read_text()))
 
 
-def imported(tree: ast.AST) -> list[str]:
-    found = imports_of(tree, typing=True)
-    return [
-        f"{each.module}.{each.name}" if each.name and each.module == "hvd_compress" else each.module for each in found
-    ]
+def imported(tree: ast.AST, typing: bool = True) -> list[str]:
+    """Modules, each by its own name also where it is imported from its folder."""
+    found = []
+    for module, name, _ in imports_of(tree, typing=typing):
+        inner = f"{module}.{name}"
+        is_module = module == PACKAGE.name or PACKAGE.parent.joinpath(*inner.split(".")).with_suffix(".py").is_file()
+        found.append(inner if name and is_module else module)
+    return found
 
 
 def files(room: str) -> list[Path]:
@@ -188,8 +196,35 @@ def files(room: str) -> list[Path]:
     return [single] if single.exists() else sorted((PACKAGE / room).rglob("*.py"))
 
 
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def rows_of_rooms() -> dict[str, int]:
+    """Return the rooms of docs/design.md, each with the number of its row."""
+    text = (PACKAGE.parent / "docs" / "design.md").read_text()
+    table = text.partition("\n## The rooms\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    names = [(n, name) for n, row in enumerate(rows) for name in re.findall(r"`(?:hvd_compress/)?([\w/]+)", row)]
+    return {name.rstrip("/"): n for n, name in names}
+
+
+def test_rooms_stand_on_those_below_and_in_no_circle() -> None:
+    """As docs/design.md lists them. Imports within functions count, and not those for type checkers."""
+    below: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        modules = imported(ast.parse(path.read_text()), typing=False)
+        seen = {module.split(".")[1] for module in modules if module.startswith("hvd_compress.")}
+        below.setdefault(room_of(path), set()).update(seen - {room_of(path)})
+    del below["__init__"]  # the package itself, which has the names that users import
+    list(TopologicalSorter(below).static_order())  # raises CycleError, which names the circle
+    row = rows_of_rooms()
+    for room in below.keys() & row.keys() - GUEST_ROOMS:
+        assert not {seen for seen in below[room] & row.keys() if row[seen] < row[room]}, room
+
+
 def test_every_room_is_named() -> None:
-    rooms = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
+    rooms = {room_of(path) for path in PACKAGE.rglob("*.py")}
     assert rooms == {*FRONT, *GUEST_ROOMS, *(room for room in ALLOWED if "/" not in room)}
 
 

@@ -92,12 +92,8 @@ def compress(
         return given
     _require_sharded(model)
     asked = compression, feedback, replicas
-    if model in _exchanges:
-        if _asked[model] == asked:
-            return given
-        raise UsageError(
-            "compress() was called for this model with another compression: shard a new model to change it"
-        )
+    if _is_compressed(model, asked):
+        return given
     groups = groups_of(model)
     over, scatters = _over(groups, replicas)
     request = (for_shards if scatters else for_replicas)(compression, feedback)
@@ -125,6 +121,17 @@ def compress(
     model.register_forward_pre_hook(partial(_require_working, exchange), prepend=True)
     at_end(model, exchange.session.close)
     return given
+
+
+def _is_compressed(model: torch.nn.Module, asked: tuple[Any, ...]) -> bool:
+    """Return whether compress() was called before. Raises UsageError where that was with something else."""
+    if model not in _exchanges:
+        return False
+    if _asked[model] != asked:
+        raise UsageError(
+            "compress() was called for this model with another compression: shard a new model to change it"
+        )
+    return True
 
 
 def _over(groups: list[ParamGroup], replicas: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, bool]:

@@ -22,8 +22,9 @@ from hvd_compress.front.alone import request_of
 from hvd_compress.front.horovod.background import give_way
 from hvd_compress.front.horovod.stock import is_stock, watch_stock
 from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable
-from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, checked_passes, wrap
+from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, wrap
 from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
+from hvd_compress.front.optimizer.refusals import checked_passes
 from hvd_compress.front.optimizer.watchers import taking_over
 from hvd_compress.front.recorded import recorded_once
 from hvd_compress.request.request import Request
@@ -63,42 +64,19 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     """
     _check_optimizer(optimizer, compression)
     if not isinstance(compression, Request):
-        if _is_factory(compression):
-            raise ConfigError(
-                f"compression={compression.__name__} is a function: call it, as in Compression.{compression.__name__}()"
-            )
-        if not hasattr(compression, "compress") or is_compressor(compression):
-            raise ConfigError(
-                f"compression={compression!r} is no compression: pass one such as Compression.topk(0.01), "
-                "Compression.none or, of your own, Compression.of(compressor)"
-            )
-        dtypes = {p.dtype for p in _parameters(optimizer) if p.requires_grad}
-        if compression is horovod.torch.Compression.none and torch.bfloat16 in dtypes:
-            raise ConfigError(
-                "Compression.none is Horovod's and exchanges no bfloat16 gradients: take Compression.dense(), which "
-                "sends all elements as they are"
-            )
-        with taking_over(_parameters(optimizer)):
-            wrapped = _horovods(
-                optimizer,
-                named_parameters,
-                compression,
-                backward_passes_per_step,
-                op,
-                gradient_predivide_factor,
-                num_groups,
-                groups,
-                sparse_as_dense,
-                process_set,
-            )
-        watch_stock(wrapped)
-        return wrapped
-    if os.environ.get("HOROVOD_ELASTIC") == "1":
-        raise UnsupportedError(
-            "elastic jobs change their ranks, which this version cannot follow: use Compression.none"
+        return _by_horovod(
+            optimizer,
+            named_parameters,
+            compression,
+            backward_passes_per_step,
+            op,
+            gradient_predivide_factor,
+            num_groups,
+            groups,
+            sparse_as_dense,
+            process_set,
         )
-    if not horovod.torch.is_initialized():
-        raise UsageError("hvd.init() comes first: without it there are no ranks to train with")
+    _require_started()
     _warn_if_alone()
     names = name_parameters(optimizer, named_parameters)
     trained = trainable(names)
@@ -123,6 +101,38 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     if named_parameters is None:
         _tell_of_another(wrapped)
     return wrapped
+
+
+def _by_horovod(optimizer: torch.optim.Optimizer, named_parameters: Any, compression: Any, *options: Any) -> Any:
+    """Hand the call on unchanged."""
+    if _is_factory(compression):
+        raise ConfigError(
+            f"compression={compression.__name__} is a function: call it, as in Compression.{compression.__name__}()"
+        )
+    if not hasattr(compression, "compress") or is_compressor(compression):
+        raise ConfigError(
+            f"compression={compression!r} is no compression: pass one such as Compression.topk(0.01), "
+            "Compression.none or, of your own, Compression.of(compressor)"
+        )
+    dtypes = {p.dtype for p in _parameters(optimizer) if p.requires_grad}
+    if compression is horovod.torch.Compression.none and torch.bfloat16 in dtypes:
+        raise ConfigError(
+            "Compression.none is Horovod's and exchanges no bfloat16 gradients: take Compression.dense(), which "
+            "sends all elements as they are"
+        )
+    with taking_over(_parameters(optimizer)):
+        wrapped = _horovods(optimizer, named_parameters, compression, *options)
+    watch_stock(wrapped)
+    return wrapped
+
+
+def _require_started() -> None:
+    if os.environ.get("HOROVOD_ELASTIC") == "1":
+        raise UnsupportedError(
+            "elastic jobs change their ranks, which this version cannot follow: use Compression.none"
+        )
+    if not horovod.torch.is_initialized():
+        raise UsageError("hvd.init() comes first: without it there are no ranks to train with")
 
 
 _without_names: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()

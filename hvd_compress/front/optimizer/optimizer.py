@@ -14,13 +14,14 @@ import torch
 
 from hvd_compress.compressors import Cast
 from hvd_compress.engines.leave import at_end
-from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.errors import UsageError
 from hvd_compress.front.eagerly import eagerly
 from hvd_compress.front.front_end import FrontEnd
 from hvd_compress.front.gradient_hooks import GradientHooks, Handle
 from hvd_compress.front.handle import Handle as SessionHandle
 from hvd_compress.front.known import moved
 from hvd_compress.front.known import register as register_front_end
+from hvd_compress.front.optimizer import refusals
 from hvd_compress.front.optimizer.named_parameters import trainable
 from hvd_compress.front.optimizer.reducer import Reducer
 from hvd_compress.front.optimizer.watchers import register, replaced
@@ -30,11 +31,6 @@ from hvd_compress.settings import Settings
 from hvd_compress.warned import warn_caller
 
 STATE_KEY = "hvd_compress"
-
-_OTHER_LOSS = (
-    "; where the loss of another optimizer reaches this one's parameters, as a generator's does through the "
-    "discriminator of a GAN, call requires_grad_(False) on them before its forward pass, and requires_grad_(True) after"
-)
 
 
 class ReducingOptimizer(torch.optim.Optimizer):
@@ -97,15 +93,12 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Not supported: it holds threads, hooks and connections."""
-        raise UnsupportedError(
-            "a distributed optimizer cannot be pickled or copied, by torch.save(optimizer) or copy.deepcopy(): save "
-            "optimizer.state_dict(), and load it with load_state_dict() into an optimizer that was wrapped anew"
-        )
+        raise refusals.copied()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes are summed before gradients are exchanged; not allowed in between."""
         self._require_rest("set_backward_passes_per_step()")
-        self.backward_passes_per_step = checked_passes(passes)
+        self.backward_passes_per_step = refusals.checked_passes(passes)
         self._delay = dict.fromkeys(self._delay, passes)
 
     @eagerly
@@ -214,7 +207,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients; not allowed while they are being exchanged."""
-        self._require_rest("zero_grad()", _OTHER_LOSS)
+        self._require_rest("zero_grad()", refusals.OTHER_LOSS)
         self._synchronized = False
         super().zero_grad(set_to_none=set_to_none)
 
@@ -276,10 +269,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
     def _require_rest(self, call: str, hint: str = "") -> None:
         if self._dirty and self._reducer is not None:
             self._reducer.session.refuse_after_failure()
-            raise UsageError(
-                f"{call} after backward() and before step() or synchronize(): gradients are being exchanged; "
-                f"call synchronize() first, on every rank, if this step is to be dropped{hint}"
-            )
+            raise refusals.exchanging(call, hint)
 
     def _check_again(self) -> None:
         """Results that are exchanged again are averaged again, which changes nothing; but what compression remembers is
@@ -288,11 +278,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         if self._dirty or not self._reducer.holds_results():
             return
         if self._synchronized and self._reducer.session.request.compressor.error_feedback:
-            raise UsageError(
-                "step() after synchronize() would exchange gradients again, perhaps clipped or unscaled by now, "
-                "together with what compression remembers of them as they were: call step(), or "
-                "scaler.step(optimizer), within `with optimizer.skip_synchronize():`, on every rank"
-            )
+            raise refusals.exchanged_again()
         warn_caller(
             "gradients are exchanged again although no backward pass has run since the last exchange; "
             "call step() once for each backward pass, and after synchronize() within skip_synchronize()"
@@ -300,11 +286,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     def _gradient_comes(self, parameter: torch.Tensor) -> None:
         if self._delay[parameter] <= 0:
-            raise UsageError(
-                f"the gradient of {self._names[parameter]!r} was computed more than backward_passes_per_step = "
-                f"{self.backward_passes_per_step} times before step(): increase it to accumulate gradients, or call "
-                f"step() after each backward pass{_OTHER_LOSS}"
-            )
+            raise refusals.computed_again(self._names[parameter], self.backward_passes_per_step)
         if self._reducer is not None:
             self._reducer.comes()
 
@@ -325,27 +307,10 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not supported: ranks agree on the parameters once."""
-        raise UnsupportedError(
-            "parameters cannot be added to a distributed optimizer: add them to the torch optimizer before it is "
-            "wrapped; while training, make a new torch optimizer over the old parameters, load this one's state_dict() "
-            "into it, add the new ones, and wrap that"
-        )
+        raise refusals.parameters_added()
 
     def _check_parameters(self) -> None:
-        """Every gradient that will be applied must be one that is exchanged, or replicas drift apart."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad and parameter not in self._delay:
-                    name = self._names.get(parameter)
-                    which = f"a parameter of shape {tuple(parameter.shape)}" if name is None else f"parameter {name!r}"
-                    raise UnsupportedError(
-                        f"{which} is trained now, and was frozen or absent when the optimizer was wrapped: its "
-                        "gradient would not be exchanged. On every rank, after requires_grad_(True): keep state = "
-                        f"optimizer.state_dict(); make a new {type(self).__name__} over the same parameter groups, and "
-                        "pass it to hvd.DistributedOptimizer() with the same arguments; make learning-rate schedulers "
-                        "anew over what that returns; call load_state_dict(state) of it, and load the old schedulers' "
-                        "state_dict() into the new ones"
-                    )
+        refusals.require_exchanged(self.param_groups, self._delay, self._names, type(self).__name__)
 
 
 def wrap(
@@ -409,10 +374,3 @@ def _detach(handles: Iterable[Handle], reducer: Reducer) -> None:
     for handle in handles:
         handle.remove()
     reducer.close()
-
-
-def checked_passes(passes: int) -> int:
-    """Return a number of backward passes, or raise ConfigError."""
-    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-        raise ConfigError(f"backward_passes_per_step = {passes!r} must be a whole number, 1 or more")
-    return passes

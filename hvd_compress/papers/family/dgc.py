@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Input, Round, spans
 from hvd_compress.compressors.checks import check_flag, check_number, check_ratio, check_whole
 from hvd_compress.compressors.sparsifier import Selected, Sparsifier, kept_of
-from hvd_compress.feedback.states import GRADIENT_UNITS, Key, by_parameter, flat_view
+from hvd_compress.feedback.states import GRADIENT_UNITS, Key, by_parameter
 from hvd_compress.payload import Payload
 
 KIND = f"{GRADIENT_UNITS}dgc.velocity"
@@ -223,3 +223,16 @@ def _sampled(x: torch.Tensor, k: int) -> Selected:
         return indices, values
     largest, values = native.topk(values, k)
     return indices[largest.long()], values
+
+
+def flat_view(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return the tensor (numel,) that holds these flat tensors of one dtype one after the other; None where they do
+    not lie so in one piece of memory.
+    """
+    place = 0
+    for tensor in tensors:
+        same = tensor.untyped_storage().data_ptr() == tensors[0].untyped_storage().data_ptr()
+        if tensor.numel() and not (same and tensor.storage_offset() == tensors[0].storage_offset() + place):
+            return None
+        place += tensor.numel()
+    return tensors[0].as_strided((place,), (1,)) if tensors else None

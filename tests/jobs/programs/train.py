@@ -21,7 +21,8 @@ import torch
 
 import hvd_compress.torch as hvd
 from hvd_compress.engines import rendezvous_arrivals
-from hvd_compress.session import pipeline
+from hvd_compress.session import waiting
+from hvd_compress.session.waiting import Waits
 
 STEPS = 6
 
@@ -55,9 +56,9 @@ MISFORTUNES = {
 }
 
 
-def lose_patience(own: pipeline.Pipeline) -> None:
+def lose_patience(own: Waits) -> None:
     """Rank 0 does when all have ended the steps so far, and all but rank 1 have told that they wait for it."""
-    rendezvous_arrivals.LIMIT_S = pipeline.ANSWER_S = 100.0  # the launcher may be late, too
+    rendezvous_arrivals.LIMIT_S = waiting.ANSWER_S = 100.0  # the launcher may be late, too
     hvd.barrier()
     told = in_folder("told")
     if hvd.rank() > 1:
@@ -66,7 +67,7 @@ def lose_patience(own: pipeline.Pipeline) -> None:
     elif hvd.rank() == 0:
         if hvd.size() > 2:
             wait_for(told)
-        own._timeout_s = float(os.environ["PATIENCE_S"])
+        own.timeout_s = float(os.environ["PATIENCE_S"])
 
 
 def main(engine: str, misfortune: str, unlucky_step: int) -> None:
@@ -80,7 +81,7 @@ def main(engine: str, misfortune: str, unlucky_step: int) -> None:
     hvd.barrier()
     for step in count() if misfortune == "is interrupted with all others" else range(STEPS):
         if step == unlucky_step:
-            lose_patience(optimizer._reducer.session._pipeline)
+            lose_patience(optimizer._reducer.session._pipeline._waits)
             if hvd.rank() == 1:
                 in_folder("unlucky").touch()
                 MISFORTUNES[misfortune](model)

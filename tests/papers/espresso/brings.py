@@ -148,6 +148,7 @@ ALLOWED = {
         "engines.names",
         "errors",
         "extras",
+        "feedback.residual",
         "feedback.states",
         "front.handle",
         "front.recorded",

@@ -27,7 +27,8 @@ from hvd_compress.compressors import (
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.papers.espresso.by_option import ByOption
 from hvd_compress.papers.espresso.options import Constraints, options
 from hvd_compress.papers.espresso.tree.feedback import PartCompressor

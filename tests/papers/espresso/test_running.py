@@ -11,7 +11,8 @@ from hvd_compress.compressors import DGC, BlockQuantizer, Cast, Compressor, EFSi
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Call, Engine
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.papers.espresso.groups import same_place
 from hvd_compress.papers.espresso.options import UNCOMPRESSED, Constraints, Option, by_name, options
 from hvd_compress.papers.espresso.running import ENGINES, TABLE, Run, runnable

@@ -12,7 +12,7 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Input
 from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.states import States
-from hvd_compress.papers.family.dgc import DGC, KIND
+from hvd_compress.papers.family.dgc import DGC, KIND, flat_view
 
 LAYOUT = Layout.of(300, 1, 0, 99)
 
@@ -198,3 +198,15 @@ def test_a_long_gradient_is_made_shorter() -> None:
 def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DGC(**settings)
+
+
+def test_parts_of_one_piece_of_memory_are_seen_as_one() -> None:
+    whole = torch.arange(12.0)
+    parts = torch.split(whole[2:10], [3, 0, 1, 4])
+    seen = flat_view(parts)
+    assert seen is not None
+    assert seen.tolist() == whole[2:10].tolist()
+    assert seen.data_ptr() == parts[0].data_ptr()
+    assert flat_view([]) is None
+    for apart in ([parts[0], parts[3]], [parts[3], parts[0]], [parts[0], parts[2].clone()], [parts[0], parts[0]]):
+        assert flat_view(apart) is None

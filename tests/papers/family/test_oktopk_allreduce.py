@@ -12,7 +12,8 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import PayloadError
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.papers.family.oktopk import DENSITY, GLOBAL, OkTopk
 from hvd_compress.papers.family.oktopk_allreduce import OkTopkAllReduce
 from hvd_compress.schemes import Work

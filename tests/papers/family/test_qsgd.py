@@ -10,7 +10,8 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Input
 from hvd_compress.errors import ConfigError
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.papers.family.qsgd import QSGD
 
 SHAPES = (33, 1, 0, 67)

@@ -13,7 +13,8 @@ from hvd_compress.compression import Compression
 from hvd_compress.compressors.base import Input
 from hvd_compress.compressors.sparsifier import kept_of
 from hvd_compress.errors import ConfigError
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.papers.family.sidco import EVERY, FITS, KIND, SIDCo, Stages
 from hvd_compress.papers.family.tails import Magnitudes, exponential, gamma, pareto
 

@@ -11,12 +11,13 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import BlockQuantizer, TopK
 from hvd_compress.compressors.blocks import mixed
-from hvd_compress.cost import wire
 from hvd_compress.cost.paths import Path
+from hvd_compress.engines import wire
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.errors import ConfigError, PayloadError, UnsupportedError
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.payload import Payload
 from hvd_compress.policies.fixed import decide
 from hvd_compress.request.request import Request

@@ -10,7 +10,8 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Input
 from hvd_compress.compressors.efsign import EFSign, SentSigns
 from hvd_compress.compressors.topk import TopK
-from hvd_compress.feedback.states import BucketState, Residual, States
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState, States
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.allgather import AllGather
 from hvd_compress.schemes.base import Work

@@ -13,7 +13,8 @@ from hvd_compress.compression import Compression
 from hvd_compress.compressors import BlockQuantizer, Cast, CompressedMomentum, DenseMomentum, Input, TopK
 from hvd_compress.compressors.momentum import KIND
 from hvd_compress.errors import ConfigError, PlanError
-from hvd_compress.feedback.states import BucketState, Residual, States
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState, States
 from hvd_compress.policies import Warmup
 
 LAYOUT = Layout.of(300, 1, 0, 99)

@@ -10,7 +10,7 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Input, Natural, chunked
 from hvd_compress.compressors.chunked import Origin
-from hvd_compress.cost import wire
+from hvd_compress.engines import wire
 from hvd_compress.errors import ConfigError, PayloadError
 from hvd_compress.payload import Payload
 from tests.covering import covering

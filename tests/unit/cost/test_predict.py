@@ -7,15 +7,16 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import BlockQuantizer, Cast, Compressor, EFSign, PowerSGD, TopK
-from hvd_compress.cost import wire
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
 from hvd_compress.cost.predict import fastest
+from hvd_compress.engines import wire
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessWorld, run_ranks
 from hvd_compress.engines.names import KNOWN
 from hvd_compress.errors import ConfigError
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.schemes import Requantize, Work, build, carries, labels, parse, stages, variants, verb_of
 from hvd_compress.units import parse_bandwidth, parse_latency
 from tests.unit.cost.predicting import predicted

@@ -10,8 +10,9 @@ from hvd_compress.compression import Compression
 from hvd_compress.compressors import TopK
 from hvd_compress.compressors.base import Input
 from hvd_compress.errors import ConfigError
+from hvd_compress.feedback.residual import Residual
 from hvd_compress.feedback.schedule import FeedbackSchedule
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.request.request import Request
 from tests.brought import brought
 

@@ -13,7 +13,8 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import BlockQuantizer, Cast, Compressor, Natural, TopK
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.schemes import AllGather, ARTopk, Dense, Observed, Probe, Scheme, Work
 
 NUMEL, KS = 5000, (5, 50, 500, 5000)

@@ -14,7 +14,8 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.engines.layout import shard
 from hvd_compress.errors import ConfigError
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.schemes import Work, build
 
 RANKS = 3

@@ -9,11 +9,12 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, EFSign, TopK
-from hvd_compress.cost import wire
 from hvd_compress.cost.paths import Path
+from hvd_compress.engines import wire
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import PayloadError
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.payload import Payload
 from hvd_compress.schemes import AllGather, AllToAll, ARTopk, Dense, Scheme, Work
 

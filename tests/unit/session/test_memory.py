@@ -14,7 +14,7 @@ from hvd_compress.buckets.plan import Slot
 from hvd_compress.compressors import BlockQuantizer, Cast, PowerSGD, TopK
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
-from hvd_compress.feedback.states import Residual
+from hvd_compress.feedback.residual import Residual
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 from hvd_compress.session.session import Session

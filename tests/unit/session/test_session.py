@@ -12,8 +12,8 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Slot
 from hvd_compress.compressors import Cast, Compressor, EFSign, PowerSGD, TopK
-from hvd_compress.cost import wire
 from hvd_compress.cost.paths import Path
+from hvd_compress.engines import wire
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.errors import CommunicationError, UsageError
 from hvd_compress.policies import DecisionPolicy, Launch

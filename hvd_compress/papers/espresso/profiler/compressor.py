@@ -18,7 +18,8 @@ from hvd_compress.compressors.base import SingleRound
 from hvd_compress.cost.curves import Curve, fit_terms
 from hvd_compress.cost.formulas import Terms
 from hvd_compress.errors import ConfigError, UnsupportedError
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.payload import Payload
 from hvd_compress.policies.plan_settings import settings_of
 from hvd_compress.profiler.profiles import CompressorProfile, Device, DeviceTimes, PayloadSize, Times

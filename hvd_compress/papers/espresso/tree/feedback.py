@@ -8,7 +8,8 @@ import torch
 
 from hvd_compress.compressors.base import Compressor
 from hvd_compress.compressors.draws import mixed
-from hvd_compress.feedback.states import BucketState, Residual
+from hvd_compress.feedback.residual import Residual
+from hvd_compress.feedback.states import BucketState
 from hvd_compress.papers.espresso.tree.walk import Held, holders, parse
 from hvd_compress.payload import Payload
 from hvd_compress.schemes.base import Work, add_residual, send_residual

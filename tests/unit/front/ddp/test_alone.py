@@ -64,5 +64,5 @@ def patience(_: int) -> list[float]:
         group = dist.new_group(timeout=limit)
         assert own_timeout_s(group) == (limit.total_seconds() if limit else 0.0)
         ddp = hc.compress(DistributedDataParallel(make_model(), process_group=group), hc.Compression.int8())
-        found.append(hc.of(ddp).session._pipeline._timeout_s)
+        found.append(hc.of(ddp).session._pipeline._waits.timeout_s)
     return found

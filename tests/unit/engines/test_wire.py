@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hvd_compress.cost import wire
+from hvd_compress.engines import wire
 from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, BROADCASTS
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
