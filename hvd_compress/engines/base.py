@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
+from hvd_compress.checks import check_choice, is_whole
 from hvd_compress.cost import wire
 from hvd_compress.engines.calls import Call, Ledger, Tally, Timed, in_ledger
 from hvd_compress.engines.hosts import host_identity, numbered
 from hvd_compress.engines.names import ALGORITHMS, ALLGATHERS, BROADCASTS, ENGINES, KNOWN
-from hvd_compress.errors import ConfigError, UnsupportedError, UsageError, known_are
+from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 
 __all__ = ["ALGORITHMS", "ALLGATHERS", "BROADCASTS", "ENGINES", "Call", "Capabilities", "Engine"]
 
@@ -164,7 +165,7 @@ class Engine(ABC):
         )
         if not self.capabilities.splits:
             raise UnsupportedError(self._no_split())
-        valid = color is None or (isinstance(color, int) and not isinstance(color, bool))
+        valid = color is None or is_whole(color)
         colors = self.allgather_json(color if valid else repr(color))
         for rank, other in enumerate(colors):
             if isinstance(other, str):
@@ -232,8 +233,7 @@ class Engine(ABC):
     def require(self, verb: str, algorithm: str = "auto", dtype: torch.dtype | None = None) -> None:
         """Raise UnsupportedError, or ConfigError for an unknown name, unless this engine can do what is asked."""
         known = KNOWN.get(verb, ())
-        if algorithm != "auto" and algorithm not in known:
-            raise ConfigError(f"unknown algorithm {algorithm!r} of {verb}{known_are(('auto', *known), algorithm)}")
+        check_choice("algorithm", algorithm, ("auto", *known), f" of {verb}")
         can = self.capabilities
         if verb not in can.verbs:
             raise UnsupportedError(f"the {self.name} engine has no {verb}; it has {', '.join(can.verbs)}")

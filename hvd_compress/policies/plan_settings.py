@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
+from hvd_compress.checks import is_number, is_whole
 from hvd_compress.compressors import COMPRESSORS, Compressor
 from hvd_compress.errors import UsageError, did_you_mean, known_are
 
 DTYPES = ("float32", "float16", "bfloat16")
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "bool": lambda value: isinstance(value, bool),
-    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "float": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+    "int": is_whole,
+    "float": is_number,
 }
 """By the annotation of a setting."""
 OF_FUNCTIONS: Mapping[str, Mapping[str, Any]] = {

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from hvd_compress.checks import check_whole
 from hvd_compress.compressors import Cast
 from hvd_compress.engines.leave import at_end
-from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.errors import UnsupportedError, UsageError
 from hvd_compress.front.eagerly import eagerly
 from hvd_compress.front.front_end import FrontEnd
 from hvd_compress.front.gradient_hooks import GradientHooks, Handle
@@ -105,7 +106,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes are summed before gradients are exchanged; not allowed in between."""
         self._require_rest("set_backward_passes_per_step()")
-        self.backward_passes_per_step = checked_passes(passes)
+        self.backward_passes_per_step = check_whole("backward_passes_per_step", passes, 1)
         self._delay = dict.fromkeys(self._delay, passes)
 
     @eagerly
@@ -408,10 +409,3 @@ def _detach(handles: Iterable[Handle], reducer: Reducer) -> None:
     for handle in handles:
         handle.remove()
     reducer.close()
-
-
-def checked_passes(passes: int) -> int:
-    """Return a number of backward passes, or raise ConfigError."""
-    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-        raise ConfigError(f"backward_passes_per_step = {passes!r} must be a whole number, 1 or more")
-    return passes

@@ -14,7 +14,7 @@ import torch
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, Compressor
-from hvd_compress.cost.kept import kept
+from hvd_compress.compressors.sparsifier import kept_of
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
@@ -233,7 +233,7 @@ class FlexiblePolicy(TellingPolicy):
         ratios = self.ratios if self._asked.gain == "curve" else ()
         found = {}
         for number in self._buckets:
-            ks = tuple(kept(self._layouts[number].numel, ratio) for ratio in ratios)
+            ks = tuple(kept_of(ratio, self._layouts[number].numel) for ratio in ratios)
             found[number] = Probe(self._used[number][1].scheme in (STAR, VAR), ks if looks else None)
         return found
 

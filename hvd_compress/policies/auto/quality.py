@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,8 +9,9 @@ from typing import Literal, get_args
 
 import torch
 
+from hvd_compress.checks import check_choice, check_number
 from hvd_compress.compressors import BlockQuantizer, Cast, Compressor, Natural, PowerSGD, TopK
-from hvd_compress.errors import ConfigError, known_are
+from hvd_compress.errors import ConfigError
 
 Quality = Literal["dense", "near", "any"]
 QUALITIES: tuple[str, ...] = get_args(Quality)
@@ -83,8 +83,6 @@ def checked(factors: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
     if not isinstance(factors, Mapping):
         raise ConfigError(f"factors = {factors!r} must say by name how many times the steps of dense are needed")
     for name, factor in factors.items():
-        if name not in COMPRESSORS:
-            raise ConfigError(f"factors: unknown compression {name!r}{known_are(COMPRESSORS, name)}")
-        if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
-            raise ConfigError(f"factors: {name} needs {factor!r} times the steps of dense, which is no number above 0")
+        check_choice("compression", name, COMPRESSORS, " in factors")
+        check_number(f"factors: {name}", factor, 0, above=True, hint="how many times the steps of dense are needed")
     return tuple(sorted((name, float(factor)) for name, factor in factors.items()))
