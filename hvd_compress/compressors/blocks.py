@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 
@@ -47,6 +48,7 @@ class BlockQuantizer(Requantizer):
     kind = "quantiser"
     source = "Alistarh et al. 2017; 2 bits: Li and Liu 2016"
     message_bytes = MESSAGE_BYTES
+    functions: ClassVar = {"int8": {"bits": 8}, "int4": {"bits": 4}, "int2": {"bits": 2}}
 
     def __post_init__(self) -> None:
         check_whole("block", self.block, 64, 1024, hint="an int, and a power of two")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -52,6 +53,7 @@ class QSGD(SingleRound):
     seed: int = 0
     error_feedback: bool = False
     kind = "quantiser"
+    functions: ClassVar = {"terngrad": {"bits": 2, "norm": "max", "clip": 2.5}}
     source = "Alistarh et al. 2017; TernGrad: Wen et al. 2017"
 
     def __post_init__(self) -> None:
