@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hvd_compress import guests
+from hvd_compress.checks import check_number, check_whole
 from hvd_compress.errors import ConfigError, MissingPackageError, did_you_mean
 from hvd_compress.extras import needed
 from hvd_compress.units import parse_latency
@@ -141,39 +142,24 @@ class Settings:
         for name in sorted(os.environ):
             if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in (*VARIABLES, *INTERNAL):
                 warnings.warn(f"{name} is no variable of hvd_compress and is ignored{_meant(name)}", stacklevel=3)
-        threshold = _number("HOROVOD_FUSION_THRESHOLD", DEFAULT_FUSION_THRESHOLD_BYTES)
-        timeout_s = _number("HVD_COMPRESS_TIMEOUT_S", DEFAULT_TIMEOUT_S)
-        if threshold < 0 or threshold != int(threshold):
-            raise ConfigError(f"HOROVOD_FUSION_THRESHOLD = {threshold:g} is not a number of bytes, 0 or more")
-        if timeout_s <= 0:
-            raise ConfigError(f"HVD_COMPRESS_TIMEOUT_S = {timeout_s} is not a time in seconds, above 0")
-        timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
-        adapt = os.environ.get("HVD_COMPRESS_ADAPT", "").strip() or "1"
+        adapt = _text("HVD_COMPRESS_ADAPT") or "1"
         if adapt not in ("0", "1"):
             raise ConfigError(f"HVD_COMPRESS_ADAPT = {adapt!r} is neither 0 nor 1{_flag_meant(adapt)}")
-        calibration_s = _number("HVD_COMPRESS_CALIBRATION_S", DEFAULT_CALIBRATION_S)
-        if calibration_s < 0:
-            raise ConfigError(f"HVD_COMPRESS_CALIBRATION_S = {calibration_s} is not a time in seconds, 0 or more")
-        every = steps_of("HVD_COMPRESS_TIMELINE_EVERY", DEFAULT_TIMELINE_EVERY, 1)
-        log, timeline, board = (_path(f"HVD_COMPRESS_{name}") for name in ("LOG", "TIMELINE", "TENSORBOARD"))
-        check = steps_of("HVD_COMPRESS_CHECK_EVERY", DEFAULT_CHECK_EVERY, 0)
-        niceness = _number("HVD_COMPRESS_HOROVOD_NICENESS", DEFAULT_HOROVOD_NICENESS)
-        if niceness not in range(20):
-            raise ConfigError(f"HVD_COMPRESS_HOROVOD_NICENESS = {niceness:g} is no niceness, 0 to 19")
+        in_flight, hint = "HVD_COMPRESS_IN_FLIGHT", "unset it for what the engine does best"
         return cls(
-            fusion_threshold_bytes=int(threshold),
-            cuts=not os.environ.get("HOROVOD_FUSION_THRESHOLD", "").strip(),
-            timeout_s=timeout_s,
+            fusion_threshold_bytes=whole("HOROVOD_FUSION_THRESHOLD", DEFAULT_FUSION_THRESHOLD_BYTES, 0, None, "bytes"),
+            cuts=not _text("HOROVOD_FUSION_THRESHOLD"),
+            timeout_s=min(_seconds("HVD_COMPRESS_TIMEOUT_S", DEFAULT_TIMEOUT_S, above=True), threading.TIMEOUT_MAX),
             adapt=adapt == "1",
-            calibration_s=calibration_s,
-            log=log,
-            timeline=timeline,
-            timeline_every=every,
-            tensorboard=board,
-            check_every=check,
+            calibration_s=_seconds("HVD_COMPRESS_CALIBRATION_S", DEFAULT_CALIBRATION_S),
+            log=_path("HVD_COMPRESS_LOG"),
+            timeline=_path("HVD_COMPRESS_TIMELINE"),
+            timeline_every=whole("HVD_COMPRESS_TIMELINE_EVERY", DEFAULT_TIMELINE_EVERY, 1),
+            tensorboard=_path("HVD_COMPRESS_TENSORBOARD"),
+            check_every=whole("HVD_COMPRESS_CHECK_EVERY", DEFAULT_CHECK_EVERY, 0),
             recordings=guests.recordings(),
-            in_flight=_in_flight(),
-            horovod_niceness=int(niceness),
+            in_flight=whole(in_flight, 1, 1, MOST_IN_FLIGHT, "buckets", hint) if _text(in_flight) else None,
+            horovod_niceness=whole("HVD_COMPRESS_HOROVOD_NICENESS", DEFAULT_HOROVOD_NICENESS, 0, 19, ""),
         )
 
     def timeline_of(self, rank: int) -> Path | None:
@@ -251,32 +237,27 @@ def _number_meant(name: str, text: str) -> str:
     return f"; did you mean {re.sub(r'[^0-9]', '', text)}?" if digits else ""
 
 
+def _text(name: str) -> str:
+    return os.environ.get(name, "").strip()
+
+
 def _path(name: str) -> Path | None:
-    text = os.environ.get(name, "").strip()
-    return Path(text) if text else None
+    return Path(_text(name)) if _text(name) else None
 
 
-def steps_of(name: str, default: int, least: int) -> int:
-    """Return the number of steps that a variable has. Raises ConfigError for what is none."""
-    value = _number(name, default)
-    if not least <= value <= MOST_STEPS or value != int(value):
-        raise ConfigError(f"{name} = {value:g} is not a number of steps, {least} to {MOST_STEPS:,}")
-    return int(value)
+def _seconds(name: str, default: float, *, above: bool = False) -> float:
+    return check_number(name, _number(name, default), 0, above=above, hint="a time in seconds")
 
 
-def _in_flight() -> int | None:
-    """Read how many buckets are exchanged at a time; None where the engine knows best."""
-    asked = os.environ.get("HVD_COMPRESS_IN_FLIGHT", "").strip()
-    if asked and asked not in map(str, range(1, MOST_IN_FLIGHT + 1)):
-        raise ConfigError(
-            f"HVD_COMPRESS_IN_FLIGHT = {asked!r} is not a number of buckets, 1 to {MOST_IN_FLIGHT}; unset it for what "
-            "the engine does best"
-        )
-    return int(asked) if asked else None
+def whole(name: str, default: int, low: int, high: int | None = MOST_STEPS, of: str = "steps", hint: str = "") -> int:
+    """Return the whole number that a variable has. Raises ConfigError for what is none."""
+    value = float(_number(name, default))
+    number: Any = int(value) if value.is_integer() and abs(value) < 1e30 else value
+    return check_whole(name, number, low, high, of=of, hint=hint)
 
 
 def _number(name: str, default: float) -> float:
-    text = os.environ.get(name, "").strip()
+    text = _text(name)
     if not text:
         return default
     try:

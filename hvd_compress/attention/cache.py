@@ -8,7 +8,8 @@ from hvd_compress.attention.counts import ClusterCounts
 from hvd_compress.attention.layer import ClusteredLayer
 from hvd_compress.attention.rows import BLOCK_TOKENS
 from hvd_compress.attention.transformers_api import Cache
-from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.checks import check_whole
+from hvd_compress.errors import UnsupportedError
 
 
 class ClusteredCache(Cache):  # type: ignore[misc]  # transformers is not typed here
@@ -32,8 +33,7 @@ class ClusteredCache(Cache):  # type: ignore[misc]  # transformers is not typed 
     """
 
     def __init__(self, counts: ClusterCounts, *, static: bool = False, block_tokens: int = BLOCK_TOKENS):
-        if isinstance(block_tokens, bool) or not isinstance(block_tokens, int) or block_tokens < 1:
-            raise ConfigError(f"block_tokens is {block_tokens!r}: a whole number of tokens, 1 or more, please")
+        check_whole("block_tokens", block_tokens, 1)
         self.counts, self.static = counts, static
         self.attends_alone = False  # the model does not fill it: attention does, for one call
         super().__init__(

@@ -15,6 +15,7 @@ from hvd_compress.attention.kmeans import k_means, squared_distances
 from hvd_compress.attention.shares import require_share
 from hvd_compress.attention.statistics import HeadStatistics
 from hvd_compress.attention.transformers_api import register, sdpa_attention_forward
+from hvd_compress.checks import check_number
 from hvd_compress.errors import ConfigError, UsageError
 
 RECORDING = "hvd_compress_recording"
@@ -56,8 +57,8 @@ def find_clusters(
     """
     if plateau is not None and cache_share is not None:
         raise ConfigError("cache_share says what plateau is to be: give one of them")
-    if plateau is not None and not 0 <= plateau <= 1:
-        raise ConfigError(f"plateau is {plateau!r}: a share of the error of one cluster, from 0 to 1")
+    if plateau is not None:
+        check_number("plateau", plateau, 0, 1, hint="a share of the error of one cluster")
     shape = geometry(model)
     if cache_share is not None:
         require_share(cache_share, shape.key_heads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hvd_compress.checks import check_number
 from hvd_compress.errors import ConfigError
 
 
@@ -22,8 +23,7 @@ def cache_share(clusters: Sequence[int], key_heads: int) -> float:
 
 def require_share(share: float, key_heads: int) -> None:
     """Raise ConfigError for a share of the cache that no clusters leave."""
-    if not 0.5 < share <= 1:
-        raise ConfigError(f"cache_share is {share!r}: values always stay, so it is a share above 0.5, up to 1")
+    check_number("cache_share", share, 0.5, 1, above=True, hint="values always stay")
     if share < (least := cache_share([1], key_heads)):
         raise ConfigError(
             f"cache_share is {share!r}, and one cluster in each layer leaves {least:.4g} of the cache, as each has the "

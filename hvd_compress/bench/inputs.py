@@ -16,6 +16,7 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.checks import is_whole
 from hvd_compress.errors import ConfigError
 
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -123,8 +124,7 @@ def read_trace(path: Path) -> dict[str, tuple[int, ...]]:
             f"({type(error).__name__}: {error})"
         ) from error
     for name, numel in named.items():
-        whole = isinstance(name, str) and isinstance(numel, int) and not isinstance(numel, bool)
-        if not whole or not 1 <= numel <= native.MAX_NUMEL:
+        if not isinstance(name, str) or not is_whole(numel, 1, native.MAX_NUMEL):
             raise ConfigError(
                 f"{path}: tensor {reprlib.repr(name)} has numel {reprlib.repr(numel)}, expected a whole number from 1 "
                 f"to {native.MAX_NUMEL:,}, the most of a bucket"

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 
@@ -108,6 +108,7 @@ class Compressor(ABC):
             of rank 0 count when training begins or goes on. Ranks may come with others, from checkpoints of other
             hosts: of a hierarchical scheme leaders alone keep up.
         sends_momentum: whether it compresses a momentum that it keeps: see refuses_momentum().
+        functions: those of `Compression` that have another name than plans, with the settings that a plan says for it.
         own_schemes: names of the schemes of its guest that carry it alone, and are chosen as others are.
         message_bytes: what a message costs beside its bytes, in bytes, where a path is chosen by arithmetic: latency
             times bandwidth. 0 counts bytes alone.
@@ -120,6 +121,7 @@ class Compressor(ABC):
     has_ratio: bool = False
     alike: ClassVar[tuple[str, ...]] = ()
     sends_momentum: ClassVar[bool] = False
+    functions: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     own_schemes: ClassVar[tuple[str, ...]] = ()
     message_bytes: int = 0
 

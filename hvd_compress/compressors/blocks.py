@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.checks import MAX_SEED, check_flag, check_whole
 from hvd_compress.compressors.base import MESSAGE_BYTES, Input, Requantizer, Round, each_checked, feedback_of, others_of
-from hvd_compress.compressors.checks import MAX_SEED, check_flag, check_whole
 from hvd_compress.compressors.draws import SUM, mixed
-from hvd_compress.errors import ConfigError, PayloadError
+from hvd_compress.errors import PayloadError
 from hvd_compress.native import BlockCodes, BlockFormat, RandomKey
 from hvd_compress.payload import Payload
 
@@ -47,10 +48,10 @@ class BlockQuantizer(Requantizer):
     kind = "quantiser"
     source = "Alistarh et al. 2017; 2 bits: Li and Liu 2016"
     message_bytes = MESSAGE_BYTES
+    functions: ClassVar = {"int8": {"bits": 8}, "int4": {"bits": 4}, "int2": {"bits": 2}}
 
     def __post_init__(self) -> None:
-        if isinstance(self.block, bool) or not isinstance(self.block, int):
-            raise ConfigError(f"block = {self.block!r} is not an int: a power of two from 64 to 1024")
+        check_whole("block", self.block, 64, 1024, hint="an int, and a power of two")
         check_flag("stochastic", self.stochastic)
         check_whole("seed", self.seed, 0, MAX_SEED)
         assert self.format  # checks the rest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -20,6 +21,7 @@ class Cast(SingleRound):
     dtype: torch.dtype | None = None
     compresses = False
     kind = "cast"
+    functions: ClassVar = {"bf16": {"dtype": "bfloat16"}, "half": {"dtype": "float16"}, "dense": {}}
 
     def sum_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the type in which a gradient of `dtype` travels: never a wider one than its own."""

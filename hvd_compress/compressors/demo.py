@@ -9,10 +9,10 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.checks import check_number, check_whole
 from hvd_compress.compressors import dct
 from hvd_compress.compressors.base import FeedbackCompressor, Round
-from hvd_compress.compressors.checks import check_number, check_whole
-from hvd_compress.errors import ConfigError, PayloadError, located
+from hvd_compress.errors import PayloadError, located
 from hvd_compress.payload import Payload
 
 INDEX, VALUE = torch.int16, torch.bfloat16
@@ -57,9 +57,7 @@ class DeMo(FeedbackCompressor):
     def __post_init__(self) -> None:
         check_whole("k", self.k, 1)
         check_whole("chunk", self.chunk, 2, MAX_CHUNK)
-        check_number("decay", self.decay, 0, above=True)
-        if self.decay > 1:
-            raise ConfigError(f"decay = {self.decay!r} is above 1: the momentum would grow for ever")
+        check_number("decay", self.decay, 0, 1, above=True, hint="above 1 the momentum would grow for ever")
 
     def refuses_momentum(self, momentum: float, adapts: bool) -> str:
         return "pass hvd_compress.optim.DeMo(...), or another one without momentum" if momentum else ""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.checks import check_number
 from hvd_compress.compressors.base import Compressor, Input, Requantizer, Round, Rounds
-from hvd_compress.compressors.checks import check_number
 from hvd_compress.compressors.finite import all_finite
 from hvd_compress.compressors.onebit import OneBit
 from hvd_compress.compressors.summed import sum_of

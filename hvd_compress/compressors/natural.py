@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hvd_compress.compressors.checks import MAX_SEED, check_flag, check_whole
+from hvd_compress.checks import MAX_SEED, check_flag, check_whole
 from hvd_compress.compressors.chunked import ChunkedQuantizer, Codes, Origin
 from hvd_compress.compressors.draws import SUM, mantissas, mixed
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hvd_compress.compressors.checks import check_whole
+from hvd_compress.checks import check_whole
 from hvd_compress.compressors.chunked import ChunkedQuantizer, Codes, Origin
 from hvd_compress.compressors.signs import add_signs, pack_signs
 from hvd_compress.errors import ConfigError, PayloadError

@@ -9,12 +9,11 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.checks import check_choice, check_number, check_whole
 from hvd_compress.compressors.base import Compressor, Input, Round, Rounds
-from hvd_compress.compressors.checks import check_number, check_whole
 from hvd_compress.compressors.factors import FACTORS, FactorFormat
 from hvd_compress.compressors.matrices import Matrix, batched, between, matrices_of, orthogonal, product, scaled
 from hvd_compress.compressors.summed import sum_of
-from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.states import Key
 from hvd_compress.payload import Payload
 
@@ -68,8 +67,7 @@ class PowerSGD(Compressor):
         for name, low in (("rank", 1), ("start_step", 0)):
             check_whole(name, getattr(self, name), low)
         check_number("min_compression_rate", self.min_compression_rate, 0)
-        if not isinstance(self.factors, str) or self.factors not in FACTORS:
-            raise ConfigError(f"factors = {self.factors!r} is none of {', '.join(FACTORS)}")
+        check_choice("factors", self.factors, FACTORS)
 
     def matrices(self, layout: Layout) -> tuple[Matrix, ...]:
         """Return the parameters that are approximated."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from hvd_compress import native
+from hvd_compress.checks import check_choice
 from hvd_compress.compressors.blocks import checked_scales
-from hvd_compress.compressors.checks import check_choice
 from hvd_compress.errors import PayloadError, received
 from hvd_compress.payload import Payload
 

@@ -12,8 +12,8 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.checks import check_ratio
 from hvd_compress.compressors.base import FeedbackCompressor, Round, spans
-from hvd_compress.compressors.checks import check_ratio
 from hvd_compress.compressors.finite import nan_unless
 from hvd_compress.compressors.sparse_coding import SparseCoding
 from hvd_compress.errors import located, received

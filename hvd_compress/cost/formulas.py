@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hvd_compress.checks import check_choice, check_number, check_whole
 from hvd_compress.engines.layout import largest_power_of_two
 from hvd_compress.engines.names import SEGMENT_BYTES
 from hvd_compress.errors import ConfigError
@@ -92,8 +93,7 @@ def allgather(size: float, n: int, algorithm: str = "auto") -> Terms:
 
     Both receive (N-1) M bytes.
     """
-    if algorithm not in ("auto", "bruck", "ring"):
-        raise ConfigError(f"unknown allgather algorithm {algorithm!r}")
+    check_choice("allgather algorithm", algorithm, ("auto", "bruck", "ring"))
     return Terms(n - 1 if algorithm == "ring" else rounds(n), (n - 1) * size)
 
 
@@ -165,14 +165,11 @@ class Formulas:
     world_size: int
 
     def __post_init__(self) -> None:
-        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"{name} = {value} must be finite and not negative, in seconds (per byte)")
-        if self.world_size < 1:
-            raise ConfigError(f"world_size = {self.world_size} must be at least 1")
+        check_number("alpha", self.alpha, 0, hint="in seconds")
+        check_number("beta", self.beta, 0, hint="in seconds per byte")
+        check_whole("world_size", self.world_size, 1)
 
     def seconds(self, verb: str, algorithm: str, size: float) -> float:
         """Return the seconds that `verb` takes with `size` bytes in each rank's tensor."""
-        if verb not in VERBS:
-            raise ConfigError(f"unknown collective {verb!r}; known are {', '.join(VERBS)}")
+        check_choice("collective", verb, VERBS)
         return VERBS[verb](size, self.world_size, algorithm).seconds(self.alpha, self.beta)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hvd_compress.checks import check_whole
 from hvd_compress.embedding.frames import Frame, FrameWriter
 from hvd_compress.embedding.journal_folder import LANES, Generation, JournalFolder
 from hvd_compress.embedding.layout import Layout
@@ -85,8 +86,7 @@ class Journal:
             ConfigError: an argument has no meaning.
         """
         self.folder, self._dense, self.every = Path(folder), dict(dense or {}), every
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ConfigError(f"every = {every!r} of a Journal is not a whole number of steps, 1 or more")
+        check_whole("every", every, 1, of="steps of a Journal")
         for name, each in self._dense.items():
             if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
                 raise ConfigError(f"{name!r} of a Journal has no state_dict() and load_state_dict(): {each!r}")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hvd_compress.checks import check_whole, is_whole
 from hvd_compress.embedding.kernels import initial_values
 from hvd_compress.embedding.optimizers import RowOptimizer
 from hvd_compress.errors import ConfigError, HvdCompressError
@@ -45,11 +46,10 @@ class Layout:
 
     def __post_init__(self) -> None:
         for table, size in enumerate(self.sizes):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ConfigError(f"table {table} of {self.name} has {size!r} rows: a whole number, 1 or more, please")
+            check_whole(f"rows of table {table} of {self.name}", size, 1)
         if sum(self.sizes) > MOST_ROWS:
             raise ConfigError(f"{self.name} has {sum(self.sizes)} rows: {MOST_ROWS} at most")
-        if not self.sizes or isinstance(self.dim, bool) or not isinstance(self.dim, int) or self.dim < 1:
+        if not self.sizes or not is_whole(self.dim, 1):
             raise ConfigError(f"{self.name} needs one table at least, and rows of 1 element or more, not {self.dim!r}")
         if not isinstance(self.optimizer, RowOptimizer):
             raise ConfigError(

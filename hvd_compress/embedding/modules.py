@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from hvd_compress.checks import check_choice
 from hvd_compress.embedding.cache import Versions
 from hvd_compress.embedding.kernels import UniqueRows
 from hvd_compress.embedding.layout import Initial, Layout, as_padding, as_sizes
@@ -250,8 +251,7 @@ class CachedEmbeddingBag(CachedEmbedding):
     ) -> None:
         """`mode`: "sum" or "mean"; `settings` as CachedEmbedding's. Raises ConfigError for another mode."""
         super().__init__(num_embeddings, embedding_dim, **settings)
-        if mode not in ("sum", "mean"):
-            raise ConfigError(f"mode {mode!r} of {self.layout.name} is neither 'sum' nor 'mean'")
+        check_choice(f"mode of {self.layout.name}", mode, ("sum", "mean"))
         self.mode, self.include_last_offset = mode, include_last_offset
 
     def flat_rows(self, ids: Ids, where: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

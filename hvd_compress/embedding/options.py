@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hvd_compress.checks import check_whole
 from hvd_compress.embedding.modules import CachedEmbedding
 from hvd_compress.embedding.precision import Precision, precision_of
 from hvd_compress.errors import ConfigError
@@ -61,9 +62,7 @@ class Options:
         else:
             numbers["cache_rows"] = self.cache_rows
         for name, number in numbers.items():
-            most = MOST_LOOKAHEAD if name == "lookahead" else 2**31 - 1
-            if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
-                raise ConfigError(f"{name} = {number!r} is not a whole number from 1 to {most}")
+            check_whole(name, number, 1, MOST_LOOKAHEAD if name == "lookahead" else 2**31 - 1)
 
     @property
     def precision(self) -> Precision:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from hvd_compress.errors import ConfigError
+from hvd_compress.checks import check_choice
 
 _LARGEST_CODE = 127
 
@@ -94,6 +94,5 @@ PRECISIONS: dict[str, Precision] = {"exact": Exact(), "bf16": BFloat16(), "int8"
 
 def precision_of(name: str) -> Precision:
     """Raises ConfigError for a name that is none of PRECISIONS."""
-    if name not in PRECISIONS:
-        raise ConfigError(f"sync_precision = {name!r} is none of {', '.join(map(repr, PRECISIONS))}")
+    check_choice("sync_precision", name, PRECISIONS)
     return PRECISIONS[name]

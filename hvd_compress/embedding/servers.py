@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from hvd_compress.checks import is_whole
 from hvd_compress.embedding.group import Roles, agree, connect
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError, UsageError
@@ -38,7 +39,7 @@ class Servers:
         self._engine = engine if isinstance(engine, Engine) else connect(engine)
         world = self._engine.world_size
         agree(self._engine, {"the number of servers": count})
-        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count < world:
+        if not is_whole(count, 1, world - 1):
             raise ConfigError(f"{count!r} servers among {world} ranks: 1 to {world - 1}, please")
         self.roles = Roles(tuple(range(world - count)), tuple(range(world - count, world)))
         self.here = self._engine.rank in self.roles.owners

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hvd_compress.checks import is_whole
 from hvd_compress.engines import wire
 from hvd_compress.engines.calls import Call, Ledger, Tally, Timed, in_ledger
 from hvd_compress.engines.capabilities import Capabilities
@@ -141,7 +142,7 @@ class Engine(ABC):
         )
         if not self.capabilities.splits:
             raise UnsupportedError(self._no_split())
-        valid = color is None or (isinstance(color, int) and not isinstance(color, bool))
+        valid = color is None or is_whole(color)
         colors = self.allgather_json(color if valid else repr(color))
         for rank, other in enumerate(colors):
             if isinstance(other, str):

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from hvd_compress.checks import check_choice
 from hvd_compress.engines.names import KNOWN
-from hvd_compress.errors import ConfigError, UnsupportedError, known_are
+from hvd_compress.errors import ConfigError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,7 @@ class Capabilities:
         self, name: str, world_size: int, verb: str, algorithm: str = "auto", dtype: torch.dtype | None = None
     ) -> None:
         """Raise UnsupportedError, or ConfigError for an unknown name, unless the engine that has these can do it."""
-        known = KNOWN.get(verb, ())
-        if algorithm != "auto" and algorithm not in known:
-            raise ConfigError(f"unknown algorithm {algorithm!r} of {verb}{known_are(('auto', *known), algorithm)}")
+        check_choice("algorithm", algorithm, ("auto", *KNOWN.get(verb, ())), f" of {verb}")
         if verb not in self.verbs:
             raise UnsupportedError(f"the {name} engine has no {verb}; it has {', '.join(self.verbs)}")
         if algorithm != "auto" and algorithm not in self.forcible(verb):

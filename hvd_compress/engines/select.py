@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hvd_compress.checks import check_choice
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.mpi_environment import launched_by_mpi
-from hvd_compress.errors import ConfigError, MissingPackageError, UnsupportedError, known_are
+from hvd_compress.errors import ConfigError, MissingPackageError, UnsupportedError
 from hvd_compress.extras import needed
 
 if TYPE_CHECKING:
@@ -147,8 +148,7 @@ def _require_one_name(names: dict[int, str], known: Sequence[str]) -> None:
         words = ", ".join(f"{name!r} on ranks {ranks}" for name, ranks in asked.items())
         raise ConfigError(f"all ranks must ask for the same engine, but they asked for {words}")
     (name,) = asked
-    if name not in known:
-        raise ConfigError(f"unknown engine {name!r}{known_are(known, name)}")
+    check_choice("engine", name, known)
 
 
 def mpi_obstacle(rank: int, size: int, counted_by: str) -> str | None:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from hvd_compress.checks import check_choice
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.engines.pairwise import PairwiseEngine
 from hvd_compress.engines.process_groups import borrow
-from hvd_compress.errors import ConfigError, UnsupportedError, known_are
+from hvd_compress.errors import ConfigError, UnsupportedError
 
 _INTS = (torch.int32, torch.int64, torch.int8, torch.uint8)
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -212,8 +213,7 @@ def obstacle_to(backend: str) -> str | None:
 
 
 def _require_backend(backend: str) -> None:
-    if backend not in BACKENDS:
-        raise ConfigError(f"unknown backend {backend!r} of torch.distributed{known_are(BACKENDS, backend)}")
+    check_choice("backend", backend, BACKENDS, " to torch.distributed")
     obstacle = obstacle_to(backend)
     if obstacle is not None:
         raise UnsupportedError(f"rank {dist.get_rank()}: {obstacle}")

@@ -8,6 +8,7 @@ detail where a formula says so.
 
 from __future__ import annotations
 
+from hvd_compress.checks import check_choice
 from hvd_compress.engines.layout import largest_power_of_two
 from hvd_compress.engines.names import BROADCASTS
 from hvd_compress.errors import ConfigError
@@ -52,8 +53,7 @@ def broadcast(tensor_bytes: int, world_size: int, algorithm: str = "auto") -> in
     if algorithm == "scatter_allgather":
         hops = sum(place.bit_count() for place in range(world_size))
         return (total + tensor_bytes * hops // world_size) // world_size
-    if algorithm not in ("auto", "linear", *BROADCASTS):
-        raise ConfigError(f"unknown broadcast algorithm {algorithm!r}")
+    check_choice("broadcast algorithm", algorithm, ("auto", "linear", *BROADCASTS))
     return total // world_size
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hvd_compress.checks import is_number, is_whole
 from hvd_compress.errors import ConfigError
 
 KINDS = ("choice", "window", "metrics", "network", "ccr", "ratio", "rollout", "root")
@@ -160,5 +161,4 @@ def _check(name: str, value: Any) -> None:
 
 
 def _is_number(value: Any, kind: type) -> bool:
-    wanted = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
-    return wanted and abs(value) <= MOST
+    return (is_whole(value) if kind is int else is_number(value)) and abs(value) <= MOST

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from hvd_compress.errors import ConfigError
+from hvd_compress.checks import check_number, check_whole
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,9 @@ class FeedbackSchedule:
     every: int = 50
 
     def __post_init__(self) -> None:
-        if not _is_number(self.initial) or not 0 <= self.initial <= 1:
-            raise ConfigError(f"initial = {self.initial!r} is not a number in [0, 1]")
-        if not _is_number(self.growth) or self.growth < 0:
-            raise ConfigError(f"growth = {self.growth!r} is not a number, 0 or more")
-        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
-            raise ConfigError(f"every = {self.every!r} is not a whole number of steps, 1 or more")
+        check_number("initial", self.initial, 0, 1)
+        check_number("growth", self.growth, 0)
+        check_whole("every", self.every, 1, of="steps")
 
     @property
     def keeps_all(self) -> bool:
@@ -44,10 +40,6 @@ class FeedbackSchedule:
     def coefficient(self, step: int) -> float:
         """Return the coefficient of a step, counted from 0."""
         return min(1.0, self.initial + self.growth * (step // self.every))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 ALL_BACK = FeedbackSchedule()

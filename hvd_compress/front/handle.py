@@ -11,6 +11,7 @@ import torch
 
 from hvd_compress.buckets.plan import slots_of
 from hvd_compress.buckets.real import gradient_shape
+from hvd_compress.checks import check_whole
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.front.front_end import FrontEnd
@@ -156,8 +157,7 @@ class Handle:
         self._require("profile_ccr")
         if obstacle := self.session.ccr.obstacle:
             raise UnsupportedError(obstacle)
-        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
-            raise ConfigError(f"steps = {steps!r} is not a number of steps, 1 to {MOST_STEPS:,}")
+        check_whole("steps", steps, 1, MOST_STEPS)
         self.session.ccr.ask(steps)
 
     def _require(self, method: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from hvd_compress.errors import ConfigError, MismatchError, located
 from hvd_compress.native.checks import (
     check_apart,
+    check_bits,
     check_tensor,
     checked_float,
     checked_int,
@@ -43,8 +44,7 @@ class BlockFormat:
     fit: str = "max"
 
     def __post_init__(self) -> None:
-        if isinstance(self.bits, bool) or not isinstance(self.bits, int) or self.bits not in (2, 4, 8):
-            raise ConfigError(f"bits = {self.bits!r} is not 2, 4 or 8")
+        check_bits(self.bits)
         block = checked_int("block", self.block, GROUP, MAX_BLOCK)
         if block & (block - 1):
             raise ConfigError(f"block = {block} is not a power of two, {GROUP} to {MAX_BLOCK}")

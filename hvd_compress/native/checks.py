@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from hvd_compress.checks import is_whole
 from hvd_compress.errors import ConfigError, MismatchError, UnsupportedError
 from hvd_compress.native.module import FLOATS
 
@@ -133,6 +134,11 @@ def checked_int(name: str, value: int, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= value <= high:
         raise ConfigError(f"{name} = {value!r} is not a whole number in {low}..{high}")
     return int(value)
+
+
+def check_bits(bits: int) -> None:
+    if not is_whole(bits) or bits not in (2, 4, 8):
+        raise ConfigError(f"bits = {bits!r} is not 2, 4 or 8")
 
 
 def checked_float(name: str, value: float) -> float:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from hvd_compress.errors import ConfigError, MismatchError
+from hvd_compress.checks import check_choice
+from hvd_compress.errors import MismatchError
 from hvd_compress.native.checks import (
     check_apart,
+    check_bits,
     check_tensor,
     checked_float,
     checked_int,
@@ -53,9 +55,8 @@ def quantize_accumulate(
         packed (ceil(n * bits / 8),) uint8: q in two's complement, from the least significant bits on; and norm () fp32.
     """
     out = feedback_out(grad, residual, out)
-    _check_bits(bits)
-    if norm not in _NORMS:
-        raise ConfigError(f"norm = {norm!r} is not one of {', '.join(_NORMS)}")
+    check_bits(bits)
+    check_choice("norm", norm, _NORMS)
     seed = checked_int("seed", seed, 0, 2**64 - 1)
     step, bucket = (checked_int(name, v, -(2**63), 2**63 - 1) for name, v in (("step", step), ("bucket", bucket)))
     count = _packed_bytes(out.numel(), bits)
@@ -89,7 +90,7 @@ def quantize_add(packed: torch.Tensor, norm: float | torch.Tensor, out: torch.Te
     check_tensor("packed", packed, (torch.uint8,))
     check_tensor("out", out)
     check_apart("packed", packed, "out", out)
-    _check_bits(bits)
+    check_bits(bits)
     expected = _packed_bytes(out.numel(), bits)
     if packed.numel() != expected:
         raise MismatchError(f"{packed.numel()} bytes for {out.numel()} elements of {bits} bits, expected {expected}")
@@ -106,11 +107,6 @@ def quantize_add(packed: torch.Tensor, norm: float | torch.Tensor, out: torch.Te
         bits,
         weight,
     )
-
-
-def _check_bits(bits: int) -> None:
-    if isinstance(bits, bool) or not isinstance(bits, int) or bits not in (2, 4, 8):
-        raise ConfigError(f"bits = {bits!r} is not 2, 4 or 8")
 
 
 def _packed_bytes(numel: int, bits: int) -> int:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+from hvd_compress.checks import check_whole
 from hvd_compress.errors import ConfigError
 from hvd_compress.netlab import mpi, places
 from hvd_compress.netlab.link import Link, Trouble, parse_bandwidth, parse_latency
@@ -63,10 +64,8 @@ class Lab:
         own_cores: bool = False,
         linux_tcp: bool = False,
     ) -> None:
-        if not 1 <= hosts <= MAX_HOSTS:
-            raise ConfigError(f"a lab has 1 to {MAX_HOSTS} hosts, not {hosts}")
-        if slots < 1:
-            raise ConfigError(f"there must be at least 1 slot on a host, not {slots}")
+        check_whole("hosts", hosts, 1, MAX_HOSTS)
+        check_whole("slots", slots, 1)
         if name is not None and not (name.isascii() and name.replace("-", "").isalnum() and len(name) <= 40):
             raise ConfigError(f"{name!r} is no name for a lab: use up to 40 letters, digits and hyphens")
         cores = sorted(os.sched_getaffinity(0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvd_compress import units
+from hvd_compress.checks import check_number
 from hvd_compress.errors import ConfigError
 
 _LONGEST_LATENCY_S = 60.0
@@ -40,8 +41,7 @@ class Trouble:
     @classmethod
     def parse(cls, jitter: str, loss: float) -> Trouble:
         """Raises ConfigError for what is no time and for a loss below 0 or from 1 on."""
-        if not 0 <= loss < 1:
-            raise ConfigError(f"a loss is a share of packets, from 0 up to 1, such as 0.01, not {loss}")
+        check_number("loss", loss, 0, below=1, hint="a share of packets, such as 0.01")
         return cls(parse_latency(jitter), loss)
 
 

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import torch
 
-from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.checks import check_number
+from hvd_compress.errors import UnsupportedError
 
 
-def check_from_zero(name: str, value: object) -> None:
+def check_from_zero(name: str, value: Any) -> None:
     """Raise ConfigError where a setting is no finite number from 0 on; a tensor of one element, as torch allows, is."""
     number = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < math.inf:
-        raise ConfigError(f"{name} = {value!r} is not a number, 0 or more")
-
-
-def check_beta(name: str, value: object) -> None:
-    """Raise ConfigError where a setting is no number from 0 on, below 1; a tensor is none, as compression takes it."""
-    check_from_zero(name, value)
-    if not isinstance(value, (int, float)):
-        raise ConfigError(f"{name} = {value!r} is a tensor: pass a number")
-    if value >= 1:
-        raise ConfigError(f"{name} = {value!r} is not below 1")
+    check_number(name, number, 0)
 
 
 def dense_gradient(parameter: torch.Tensor, optimizer: str) -> torch.Tensor | None:

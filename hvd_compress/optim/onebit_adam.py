@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from hvd_compress.checks import check_flag, check_number, check_whole
 from hvd_compress.compression import Compression
 from hvd_compress.errors import ConfigError
-from hvd_compress.optim.checks import check_beta, check_from_zero, dense_gradient
+from hvd_compress.optim.checks import check_from_zero, dense_gradient
 from hvd_compress.request.request import Request
 
 
@@ -87,8 +88,7 @@ class OneBitAdam(torch.optim.Optimizer):
             raise ConfigError(
                 f"groups have several (beta1, warmup_steps), and a momentum that is compressed one: {found}"
             )
-        if isinstance(margin_steps, bool) or not isinstance(margin_steps, int) or margin_steps < 0:
-            raise ConfigError(f"margin_steps = {margin_steps!r} is not a whole number, 0 or more")
+        check_whole("margin_steps", margin_steps, 0)
         beta, warmup_steps = found[0]
         request = Compression.momentum(beta, warmup_steps + margin_steps, **options)
         self._given = beta, warmup_steps
@@ -170,11 +170,6 @@ def _check(group: Mapping[str, Any]) -> None:
     if not isinstance(group["betas"], (tuple, list)) or len(group["betas"]) != 2:
         raise ConfigError(f"betas = {group['betas']!r} are not two numbers")
     for number, beta in enumerate(group["betas"], 1):
-        check_beta(f"beta{number}", beta)
-    steps = group["warmup_steps"]
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ConfigError(
-            f"warmup_steps = {steps!r} is not a whole number, 1 or more: the variance comes from the warm-up"
-        )
-    if not isinstance(group["bias_correction"], bool):
-        raise ConfigError(f"bias_correction = {group['bias_correction']!r} is neither True nor False")
+        check_number(f"beta{number}", beta, 0, below=1)
+    check_whole("warmup_steps", group["warmup_steps"], 1, hint="the variance comes from the warm-up")
+    check_flag("bias_correction", group["bias_correction"])

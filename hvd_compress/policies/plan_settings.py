@@ -9,26 +9,17 @@ from typing import Any
 
 import torch
 
+from hvd_compress.checks import is_number, is_whole
 from hvd_compress.compressors import COMPRESSORS, Compressor
 from hvd_compress.errors import UsageError, did_you_mean, known_are
 
 DTYPES = ("float32", "float16", "bfloat16")
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "bool": lambda value: isinstance(value, bool),
-    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "float": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+    "int": is_whole,
+    "float": is_number,
 }
 """By the annotation of a setting."""
-OF_FUNCTIONS: Mapping[str, Mapping[str, Any]] = {
-    "int8": {"name": "blocks", "bits": 8},
-    "int4": {"name": "blocks", "bits": 4},
-    "int2": {"name": "blocks", "bits": 2},
-    "terngrad": {"name": "qsgd", "bits": 2, "norm": "max", "clip": 2.5},
-    "bf16": {"name": "cast", "dtype": "bfloat16"},
-    "half": {"name": "cast", "dtype": "float16"},
-    "dense": {"name": "cast"},
-}
-"""What a file says where a function of `Compression` has another name than the compressor, for messages."""
 
 
 def compressor_of(settings: Mapping[str, Any]) -> Compressor:
@@ -58,9 +49,16 @@ def compressor_of(settings: Mapping[str, Any]) -> Compressor:
 
 
 def _meant(name: Any) -> str:
-    if isinstance(name, str) and name in OF_FUNCTIONS:
-        return f"; a file says {json.dumps(OF_FUNCTIONS[name])}"
-    return known_are(COMPRESSORS, name)
+    said = settings_called(name) if isinstance(name, str) else None
+    return f"; a file says {json.dumps(said)}" if said else known_are(COMPRESSORS, name)
+
+
+def settings_called(function: str) -> dict[str, Any]:
+    """Return what a file says for what a function of `Compression` sends by default; nothing where it has no such."""
+    for name, kind in COMPRESSORS.items():
+        if function == name or function in kind.functions:
+            return {"name": name, **kind.functions.get(function, {})}
+    return {}
 
 
 def _any(_: Any) -> bool:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.checks import check_whole
 from hvd_compress.compressors import Compressor
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
-from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.schedule import ALL_BACK
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.request.decision import Decision
@@ -30,8 +30,7 @@ class Warmup(PolicySettings):
     steps: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise ConfigError(f"warm-up of {self.steps!r} steps: it must be a whole number, 1 or more")
+        check_whole("steps of the warm-up", self.steps, 1)
 
     def make(self, request: Request, settings: Settings) -> WarmupPolicy:
         return WarmupPolicy(request, self)

@@ -10,10 +10,11 @@ from typing import Any, ClassVar, NoReturn
 import torch
 
 from hvd_compress import schemes
+from hvd_compress.checks import check_choice
 from hvd_compress.compressors import Compressor
 from hvd_compress.engines.base import ENGINES
 from hvd_compress.engines.names import KNOWN
-from hvd_compress.errors import ConfigError, UsageError, known_are, located
+from hvd_compress.errors import ConfigError, UsageError, located
 from hvd_compress.feedback.schedule import ALL_BACK, FeedbackSchedule
 from hvd_compress.native.cuda import kernels as cuda_kernels
 from hvd_compress.settings import Settings
@@ -76,10 +77,10 @@ class Request:
         known = ("auto", *schemes.requests_for(self.compressor))
         if self.scheme not in known:
             schemes.is_of_guest(self.scheme)  # where that guest is not here, it says so
-        _one_of("scheme", self.scheme, known)
-        _one_of("algorithm", self.algorithm, ("auto", *KNOWN.get(self.verb or "", ())))
-        _one_of("engine", self.engine, ENGINES)
-        _one_of("device", self.device, DEVICES)
+        check_choice("scheme", self.scheme, known, " here")
+        check_choice("algorithm", self.algorithm, ("auto", *KNOWN.get(self.verb or "", ())), " here")
+        check_choice("engine", self.engine, ENGINES, " here")
+        check_choice("device", self.device, DEVICES, " here")
         if self.algorithm != "auto" and self.scheme == "auto" and not schemes.sums(self.compressor):
             raise ConfigError(
                 f"algorithm={self.algorithm!r} names an allreduce, and what cannot be summed travels by all-gather: "
@@ -166,8 +167,3 @@ def check_devices(parameters: Mapping[str, torch.Tensor], request: Request) -> N
             device = compression_device(request, parameter.device.type)
             if device == "cuda" and (request.compressor.compresses or request.policy is not None):
                 cuda_kernels(parameter.device)
-
-
-def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"unknown {what} {value!r}{known_are(known, value, ' here')}")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from hvd_compress import guests
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.checks import check_choice
 from hvd_compress.compressors.base import Compressor
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities
@@ -129,8 +130,8 @@ def verb_of(name: str) -> str | None:
 def checked(path: Path) -> Path:
     """Return the path. Raises ConfigError for names that are unknown or do not go together."""
     scheme = _scheme_of(path)
-    _one_of(f"algorithm of {path.scheme}", path.algorithm, KNOWN.get(scheme.verb or "", ()))
-    _one_of(f"broadcast of {path.scheme}", path.broadcast, BROADCASTS if scheme.broadcasts else ())
+    check_choice(f"algorithm of {path.scheme}", path.algorithm, ("auto", *KNOWN.get(scheme.verb or "", ())))
+    check_choice(f"broadcast of {path.scheme}", path.broadcast, ("auto", *(BROADCASTS if scheme.broadcasts else ())))
     return path
 
 
@@ -180,8 +181,3 @@ def _scheme_of(path: Path) -> type[Scheme]:
         if scheme.means(path.scheme):
             return scheme
     raise ConfigError(f"unknown scheme {path.scheme!r}{known_are(labels(), path.scheme)}")
-
-
-def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
-    if value != "auto" and value not in known:
-        raise ConfigError(f"unknown {what}: {value!r}{known_are(('auto', *known), value)}")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Compressor
-from hvd_compress.policies.plan_settings import OF_FUNCTIONS, compressor_of, name_of
+from hvd_compress.policies.plan_settings import compressor_of, name_of, settings_called
 from hvd_compress.request.decision import Decision
 from hvd_compress.services.base import BucketMetrics
 from hvd_compress.session.bucket import SessionBucket
@@ -91,8 +91,8 @@ def _words(decision: Decision) -> str:
 
 def _called(compressor: Compressor) -> str:
     kind = name_of(compressor) or type(compressor).__name__
-    for name, settings in OF_FUNCTIONS.items():
-        if settings["name"] == kind and compressor_of(settings) == compressor:
+    for name in compressor.functions:
+        if compressor_of(settings_called(name)) == compressor:
             return name
     size = next((getattr(compressor, each) for each in ("ratio", "rank", "bits") if hasattr(compressor, each)), None)
     return kind if size is None else f"{kind} {size:g}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hvd_compress import schema
+from hvd_compress.checks import is_whole
 from hvd_compress.errors import ConfigError
 from hvd_compress.timeline.trace import PHASES, TRAINING
 
@@ -129,8 +130,7 @@ def _check(number: int, record: Mapping[str, Any]) -> None:
     if isinstance(args, Mapping) and "step" in args:
         fields["args.step"] = args["step"], MOST
     for name, (value, most) in fields.items():
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not (whole or (name == "ts" and isinstance(value, float))) or not 0 <= value <= most:
+        if not (is_whole(value) or (name == "ts" and isinstance(value, float))) or not 0 <= value <= most:
             raise ConfigError(f"{number}.{name}: {reprlib.repr(value)} is no number from 0 to {most:g}")
     if record["ph"] == "B" and not isinstance(record["name"], str):
         raise ConfigError(f"{number}.name: {reprlib.repr(record['name'])} is no name")

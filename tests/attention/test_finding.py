@@ -131,9 +131,9 @@ def test_the_plateau_of_a_share_by_hand() -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"cache_share": 0.5}, "a share above 0.5, up to 1"),
-        ({"cache_share": 1.1}, "cache_share is 1.1"),
-        ({"cache_share": float("nan")}, "cache_share is nan"),
+        ({"cache_share": 0.5}, "cache_share = 0.5 is not a number above 0.5, 1 at most: values always stay"),
+        ({"cache_share": 1.1}, "cache_share = 1.1"),
+        ({"cache_share": float("nan")}, "cache_share = nan"),
         ({"cache_share": 0.55}, "one cluster in each layer leaves 0.5625 of the cache"),
         ({"cache_share": 0.8, "plateau": 0.05}, "give one of them"),
     ],
@@ -175,7 +175,9 @@ def test_samples_that_are_none(samples: list[Any], words: str) -> None:
 
 def test_when_not_to_ask() -> None:
     model = build("gpt2")
-    with pytest.raises(ConfigError, match=r"plateau is 1\.5: a share of the error of one cluster, from 0 to 1"):
+    with pytest.raises(
+        ConfigError, match=r"plateau = 1\.5 is not a number, 0 to 1: a share of the error of one cluster"
+    ):
         find_clusters(model, SAMPLES, plateau=1.5)
     apply(model, ClusterCounts.of([range(HEADS)] * LAYERS))
     with pytest.raises(UsageError, match=r"remove\(model\) before"):

@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 
 from benchmarks.time_to_accuracy.figures import Figures
-from hvd_compress.policies.auto.quality import COMPRESSORS, FACTORS, NEAR
+from hvd_compress.policies.auto.quality import COMPRESSED, FACTORS, NEAR
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 LARGEST_BYTES = 80_000
@@ -26,7 +26,7 @@ def test_two_files_of_figures_are_kept_and_they_are_small() -> None:
 def test_factors_of_auto_are_those_of_the_figures(kind: str, task: str) -> None:
     """And what has not come to dense's loss has none."""
     kept = Figures(json.loads((RESULTS / "time-to-accuracy.json").read_text()))
-    for name in set(COMPRESSORS) - set(NEAR):
+    for name in set(COMPRESSED) - set(NEAR):
         goal = 120 if (kind, name) == ("adam", "natural") else 240
         steps = kept.steps(task, name, goal)
         assert (name in FACTORS[kind]) == steps.reached, name

@@ -345,7 +345,7 @@ def test_ranks_that_ask_for_different_precisions() -> None:
 
 
 def test_an_unknown_precision() -> None:
-    with pytest.raises(ConfigError, match="sync_precision = 'fp8' is none of 'exact', 'bf16', 'int8'"):
+    with pytest.raises(ConfigError, match="unknown sync_precision 'fp8'; known are exact, bf16, int8"):
         Lookahead([], {0: CachedEmbedding(40, DIM)}, cache_rows=1, sync_precision="fp8")
 
 

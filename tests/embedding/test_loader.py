@@ -349,7 +349,7 @@ def test_ranks_that_ask_for_different_things() -> None:
         ({"cache_rows": 0}, "cache_rows = 0"),
         ({"cache_rows": {"other": 3}}, r"cache_rows is for \['other'\], and the embeddings are \['embedding'\]"),
         ({"lookahead": 0}, "lookahead = 0"),
-        ({"lookahead": 10_001}, "lookahead = 10001 .* to 10000"),
+        ({"lookahead": 10_001}, "lookahead = 10001 .* to 10,000"),
         ({"backward_passes": True}, "backward_passes = True"),
         ({"journal": "folder"}, "journal = 'folder' of a Lookahead is no Journal"),
         ({"servers": 2}, "servers = 2 of a Lookahead is no Servers"),
@@ -375,7 +375,7 @@ def test_embeddings_without_a_meaning() -> None:
         CachedEmbedding(3, 2, optimizer=SGD)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="'a/b' of an embedding"):
         CachedEmbedding(3, 2, name="a/b")
-    with pytest.raises(ConfigError, match="mode 'max'"):
+    with pytest.raises(ConfigError, match="unknown mode of embedding 'max'; known are sum, mean"):
         CachedEmbeddingBag(3, 2, mode="max")
 
 

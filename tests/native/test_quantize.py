@@ -156,7 +156,7 @@ def test_another_key_draws_other_numbers() -> None:
     ("arguments", "words"),
     [
         ({"bits": 3}, "bits = 3"),
-        ({"norm": "l1"}, "norm = 'l1'"),
+        ({"norm": "l1"}, "unknown norm 'l1'; known are l2, max"),
         ({"seed": -1}, "seed = -1"),
         ({"seed": 2**64}, "seed"),
     ],

@@ -25,7 +25,7 @@ def _run(folder: Path) -> list[Any]:
 
 READERS = {"netlab run": ("schedule.csv", _run)}
 """Each file that a command reads, and the command, given a folder of files."""
-ENDS = {"netlab run": "Error: a lab has 1 to 64 hosts, not 0\n"}
+ENDS = {"netlab run": "Error: hosts = 0 is not a whole number, 1 to 64\n"}
 """What is said where the file is as it should be: labs need root."""
 
 

@@ -13,6 +13,7 @@ import horovod.torch
 import horovod.torch.optimizer
 import torch
 
+from hvd_compress.checks import check_whole, is_whole
 from hvd_compress.compressors.base import is_compressor
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.horovod import HorovodEngine
@@ -24,7 +25,6 @@ from hvd_compress.front.horovod.stock import is_stock, watch_stock
 from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, wrap
 from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
-from hvd_compress.front.optimizer.refusals import checked_passes
 from hvd_compress.front.optimizer.watchers import taking_over
 from hvd_compress.front.recorded import recorded_once
 from hvd_compress.request.request import Request
@@ -85,7 +85,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         predivide_factor=_checked_factor(gradient_predivide_factor, op),
         groups=_named_groups(groups if groups is not None else num_groups, trained),
         sparse_as_dense=sparse_as_dense,
-        backward_passes_per_step=checked_passes(backward_passes_per_step),
+        backward_passes_per_step=check_whole("backward_passes_per_step", backward_passes_per_step, 1),
     )
     with taking_over(_parameters(optimizer)):
         if not process_set.included():
@@ -219,7 +219,7 @@ def _checked_factor(factor: float, op: Any) -> float:
 
 def _named_groups(groups: Any, names: dict[torch.Tensor, str]) -> tuple[tuple[str, ...], ...] | int:
     """Groups of tensors as groups of names; tensors that are not trained are left out, as Horovod does."""
-    if isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0:
+    if is_whole(groups, 0):
         return groups
     if not isinstance(groups, (list, tuple)):
         raise ConfigError(f"groups = {groups!r} must be a number, 0 or more, or a list of lists of parameters")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hvd_compress.checks import check_whole
 from hvd_compress.compressors import Cast
 from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import UsageError
@@ -98,7 +99,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes are summed before gradients are exchanged; not allowed in between."""
         self._require_rest("set_backward_passes_per_step()")
-        self.backward_passes_per_step = refusals.checked_passes(passes)
+        self.backward_passes_per_step = check_whole("backward_passes_per_step", passes, 1)
         self._delay = dict.fromkeys(self._delay, passes)
 
     @eagerly

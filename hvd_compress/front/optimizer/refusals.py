@@ -7,19 +7,12 @@ from typing import Any
 
 import torch
 
-from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.errors import UnsupportedError, UsageError
 
 OTHER_LOSS = (
     "; where the loss of another optimizer reaches this one's parameters, as a generator's does through the "
     "discriminator of a GAN, call requires_grad_(False) on them before its forward pass, and requires_grad_(True) after"
 )
-
-
-def checked_passes(passes: int) -> int:
-    """Return a number of backward passes, or raise ConfigError."""
-    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-        raise ConfigError(f"backward_passes_per_step = {passes!r} must be a whole number, 1 or more")
-    return passes
 
 
 def exchanging(call: str, hint: str) -> UsageError:

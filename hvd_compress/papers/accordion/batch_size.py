@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
+from hvd_compress.checks import check_whole, is_whole
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.front.launched import has_several_ranks
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
@@ -176,15 +177,12 @@ class BatchSizeSchedule:
 
 def _check_sizes(batches: BatchSampler, large: int) -> None:
     small = getattr(batches, "batch_size", None)
-    if isinstance(batches, DataLoader) or isinstance(small, bool) or not isinstance(small, int):
+    if isinstance(batches, DataLoader) or not is_whole(small):
         raise ConfigError(
             f"a {type(batches).__name__} has no batch_size that can be changed: pass torch's BatchSampler, and give it "
             "to the DataLoader as batch_sampler="
         )
-    if isinstance(large, bool) or not isinstance(large, int):
-        raise ConfigError(f"large = {large!r} must be a whole number of samples")
-    if large <= small:
-        raise ConfigError(f"large = {large!r} must be more than the {small} samples of a small batch")
+    check_whole("large", large, small + 1, of="samples", hint=f"a small batch has {small}")
     samples = getattr(batches, "sampler", None)
     if getattr(batches, "drop_last", False) and isinstance(samples, Sized) and len(samples) < large:
         raise ConfigError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from hvd_compress.checks import check_whole
 from hvd_compress.errors import ConfigError
 
 DECAY = 0.5
@@ -22,13 +23,7 @@ def check_schedule(eta: float, every: int) -> None:
             f"eta = {eta!r} must be a share by which norms change, above 0 and 1 at most: 0.5 is 50 %, and math.inf "
             "lets learning rates decide alone"
         )
-    check_count("every", every)
-
-
-def check_count(name: str, value: object) -> None:
-    """Raise ConfigError where this is no whole number, 1 or more."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} = {value!r} must be a whole number, 1 or more")
+    check_whole("every", every, 1)
 
 
 def change(before: float, now: float) -> float:

@@ -17,12 +17,13 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part
+from hvd_compress.checks import check_flag, check_number, check_whole
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
-from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.errors import UsageError
 from hvd_compress.events.recorder import choice
 from hvd_compress.feedback.states import RESULT_SUM
-from hvd_compress.papers.accordion.critical import change, check_count, check_schedule, has_decayed
+from hvd_compress.papers.accordion.critical import change, check_schedule, has_decayed
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.policies.resumed import refused, said_by
 from hvd_compress.policies.telling import TellingPolicy
@@ -59,9 +60,8 @@ class Accordion(PolicySettings):
     def __post_init__(self) -> None:
         check_schedule(self.eta, self.every)
         if self.epoch_steps is not None:
-            check_count("epoch_steps", self.epoch_steps)
-        if not isinstance(self.per_parameter, bool):
-            raise ConfigError(f"per_parameter = {self.per_parameter!r} must be True or False")
+            check_whole("epoch_steps", self.epoch_steps, 1)
+        check_flag("per_parameter", self.per_parameter)
 
     @property
     def needs_optimizer(self) -> str:
@@ -246,7 +246,7 @@ class AccordionPolicy(TellingPolicy):
             said = said_by("accordion", chosen)
             if said is None:
                 return False
-            self._epoch, self._steps = _whole(said["epoch"]), _whole(said["steps"])
+            self._epoch, self._steps = (check_whole(name, said[name], 0) for name in ("epoch", "steps"))
             self._rates = self._own_rates = [float(rate) for rate in said["rates"]]
             self._norms, self._calm = _by_name(said["norms"]), _by_name(said["calm"])
             self._why = str(said["why"])
@@ -288,17 +288,5 @@ def _norm(norms: Mapping[str, float], names: Sequence[str]) -> float:
     return math.sqrt(sum(norms.get(name, math.nan) ** 2 for name in names))
 
 
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is no count")
-    return value
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-        raise ValueError(f"{value!r} is no norm and no rate")
-    return float(value)
-
-
-def _by_name(value: Mapping[str, object]) -> dict[str, float]:
-    return {str(name): _number(number) for name, number in value.items()}
+def _by_name(value: Mapping[str, float]) -> dict[str, float]:
+    return {str(name): float(check_number(f"norm of {name}", number, 0)) for name, number in value.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hvd_compress.errors import ConfigError
+from hvd_compress.checks import check_flag, check_whole
 from hvd_compress.papers.covap.auto import AutoCovapPolicy
 from hvd_compress.papers.covap.policy import DEFAULT_INTERVAL, CovapPolicy
 from hvd_compress.request.request import PolicySettings, Request
@@ -33,14 +33,10 @@ class Covap(PolicySettings):
     hold_unsent: bool = False
 
     def __post_init__(self) -> None:
-        known = self.interval == "auto" or (isinstance(self.interval, int) and not isinstance(self.interval, bool))
-        if not known or (self.interval != "auto" and not 1 <= self.interval <= LONGEST):
-            raise ConfigError(
-                f"interval = {self.interval!r} must be a whole number of steps, 1 to {LONGEST:,}, or 'auto'"
-            )
-        for name in ("shard", "hold_unsent"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} = {getattr(self, name)!r} must be True or False")
+        if self.interval != "auto":
+            check_whole("interval", self.interval, 1, LONGEST, of="steps", hint="'auto' has it measured")
+        check_flag("shard", self.shard)
+        check_flag("hold_unsent", self.hold_unsent)
 
     def make(self, request: Request, settings: Settings) -> CovapPolicy:
         if self.interval == "auto":

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.checks import MAX_SEED, check_number, check_whole
 from hvd_compress.compressors.base import Input, Round, SingleRound
-from hvd_compress.compressors.checks import MAX_SEED, check_number, check_whole
 from hvd_compress.compressors.draws import mixed
 from hvd_compress.compressors.finite import all_finite, nan_unless
 from hvd_compress.compressors.matrices import Matrix, between, matrices_of

@@ -10,8 +10,8 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.checks import check_flag, check_number, check_ratio, check_whole
 from hvd_compress.compressors.base import Input, Round, spans
-from hvd_compress.compressors.checks import check_flag, check_number, check_ratio, check_whole
 from hvd_compress.compressors.sparsifier import Selected, Sparsifier, kept_of
 from hvd_compress.feedback.states import GRADIENT_UNITS, Key, by_parameter
 from hvd_compress.payload import Payload

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hvd_compress import native
-from hvd_compress.compressors.checks import check_whole
+from hvd_compress.checks import check_whole
 from hvd_compress.compressors.sparsifier import FixedRatio, Selected, kept_of
 
 

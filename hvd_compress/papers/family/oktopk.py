@@ -10,8 +10,8 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.checks import check_ratio, check_whole
 from hvd_compress.compressors.base import Input, Round
-from hvd_compress.compressors.checks import check_ratio, check_whole
 from hvd_compress.compressors.finite import nan_unless
 from hvd_compress.compressors.sparsifier import Selected, Sparsifier, kept_of
 from hvd_compress.errors import ConfigError

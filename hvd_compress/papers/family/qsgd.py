@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.checks import MAX_SEED, check_choice, check_flag, check_number, check_whole
 from hvd_compress.compressors.base import Input, Round, SingleRound, packed_spans
-from hvd_compress.compressors.checks import MAX_SEED, check_flag, check_number, check_whole
 from hvd_compress.compressors.draws import mixed
 from hvd_compress.errors import ConfigError, PayloadError
+from hvd_compress.native.checks import check_bits
 from hvd_compress.payload import Payload
 
 NORM_BYTES = 4
@@ -51,13 +53,12 @@ class QSGD(SingleRound):
     seed: int = 0
     error_feedback: bool = False
     kind = "quantiser"
+    functions: ClassVar = {"terngrad": {"bits": 2, "norm": "max", "clip": 2.5}}
     source = "Alistarh et al. 2017; TernGrad: Wen et al. 2017"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bits, int) or self.bits not in (8, 4, 2):
-            raise ConfigError(f"bits = {self.bits!r} is not 8, 4 or 2")
-        if self.norm not in ("l2", "max"):
-            raise ConfigError(f'norm = {self.norm!r} is neither "l2" nor "max"')
+        check_bits(self.bits)
+        check_choice("norm", self.norm, ("l2", "max"))
         if self.clip is not None:
             check_number("clip", self.clip, 0, above=True)
         check_flag("layerwise", self.layerwise)

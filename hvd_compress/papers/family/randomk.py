@@ -8,8 +8,8 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.checks import MAX_SEED, check_flag, check_ratio, check_whole
 from hvd_compress.compressors.base import Compressor, Input, Round, Rounds
-from hvd_compress.compressors.checks import MAX_SEED, check_flag, check_ratio, check_whole
 from hvd_compress.compressors.draws import mixed, words
 from hvd_compress.compressors.finite import all_finite, nan_unless
 from hvd_compress.compressors.sparsifier import kept_of

@@ -8,8 +8,8 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.checks import check_number
 from hvd_compress.compressors.base import Round
-from hvd_compress.compressors.checks import check_number
 from hvd_compress.compressors.sparsifier import Selected, Sparsifier
 
 

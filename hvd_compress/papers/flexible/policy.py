@@ -14,6 +14,7 @@ import torch
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, Compressor
+from hvd_compress.compressors.sparsifier import kept_of
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
@@ -21,7 +22,6 @@ from hvd_compress.errors import ConfigError
 from hvd_compress.events.history import Event, History
 from hvd_compress.events.recorder import choice
 from hvd_compress.papers.flexible.exchanges import exchange_times
-from hvd_compress.papers.flexible.kept import kept
 from hvd_compress.papers.flexible.ratio import BucketRatio
 from hvd_compress.papers.flexible.resumed import Ratios, loaded, saved
 from hvd_compress.papers.flexible.rollout import HOW, Rollout, roll_out
@@ -243,7 +243,7 @@ class FlexiblePolicy(TellingPolicy):
         ratios = self.ratios if self._asked.gain == "curve" else ()
         found = {}
         for number in self._buckets:
-            ks = tuple(kept(self._layouts[number].numel, ratio) for ratio in ratios)
+            ks = tuple(kept_of(ratio, self._layouts[number].numel) for ratio in ratios)
             found[number] = Probe(self._used[number][1].scheme in (STAR, VAR), ks if looks else None)
         return found
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.checks import check_whole
 from hvd_compress.errors import UsageError
 from hvd_compress.policies.plan_in_use import plan_in_use
 from hvd_compress.policies.plan_schema import Plan
@@ -59,17 +60,11 @@ def loaded(text: str, candidates: int) -> Ratios | None:
         if said is None:
             return None
         plan = Plan.model_validate_json(json.dumps(said["plan"]), strict=True)
-        gains = {_whole(number): tuple(map(_gain, of)) for number, of in said["gains"]}
+        gains = {check_whole("number of a bucket", number, 0): tuple(map(_gain, of)) for number, of in said["gains"]}
         step_s = said["step_s"]
         if not isinstance(step_s, float) or not 0 < step_s < math.inf:
             raise ValueError(f"a step took {step_s!r} s")
     return Ratios(plan, gains, step_s) if all(len(of) == candidates for of in gains.values()) else None
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is no number of a bucket")
-    return value
 
 
 def _gain(value: Any) -> float:

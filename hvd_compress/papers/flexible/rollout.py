@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from hvd_compress.checks import check_whole
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.papers.flexible.snapshot import Restore, keep
 from hvd_compress.session.session import Session
@@ -42,8 +43,7 @@ class Rollout:
             raise ConfigError(f"step = {self.step!r} must be a function without arguments that trains one step")
         if not isinstance(self.model, torch.nn.Module):
             raise ConfigError(f"model is a {type(self.model).__name__}, not a torch.nn.Module")
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise ConfigError(f"steps = {self.steps!r} must be a whole number, 1 or more")
+        check_whole("steps", self.steps, 1)
 
 
 class Trying(Protocol):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
 
-from hvd_compress.errors import ConfigError, known_are
+from hvd_compress.checks import check_choice, check_number
 from hvd_compress.extras import require
 from hvd_compress.papers.flexible.tradeoff import coarse_grid, grid
 
@@ -42,16 +41,12 @@ class RatioSettings:
     versions: tuple[str, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
-        for name in ("low", "high", "gain_change"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ConfigError(f"{name} = {value!r} must be a number")
+        check_number("low", self.low, 0)
+        check_number("high", self.high, 0)
+        check_number("gain_change", self.gain_change, 0, above=True, hint="0.1 is ten per cent")
         grid(self.low, self.high)  # says what is wrong with the bounds
-        if not 0 < self.gain_change < math.inf:
-            raise ConfigError(f"gain_change = {self.gain_change} must be above 0: 0.1 is ten per cent")
-        for name, known in (("gain", GAINS), ("solver", SOLVERS)):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"unknown {name} {getattr(self, name)!r}{known_are(known, getattr(self, name))}")
+        check_choice("gain", self.gain, GAINS)
+        check_choice("solver", self.solver, SOLVERS)
         if self.solver == "nsga2":
             require("pymoo", "solver='nsga2'", otherwise="use solver='exact'")
             found = tuple(f"{name} {version(name)}" for name in ("pymoo", "numpy"))

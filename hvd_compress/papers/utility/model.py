@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
+from hvd_compress.checks import check_number
 from hvd_compress.cost.formulas import Formulas, Terms, allgather, allreduce
 from hvd_compress.errors import ConfigError
 
@@ -41,11 +42,10 @@ class Training:
     gamma: float = GAMMA
 
     def __post_init__(self) -> None:
-        _check(self, ("backward_s", "forward_s"), 0.0)
-        _check(self, ("gamma",), 1.0)
+        _check(self, ("backward_s", "forward_s"), 0)
+        _check(self, ("gamma",), 1)
         for name in ("gradient_bytes", "bucket_bytes"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be finite and more than 0")
+            check_number(name, getattr(self, name), 0, above=True)
         if self.gradient_bytes / self.bucket_bytes > MOST_BUCKETS:
             raise ConfigError(f"bucket_bytes = {self.bucket_bytes} are too few for {self.gradient_bytes} of gradients")
 
@@ -72,7 +72,7 @@ class Payload:
     summable: bool = True
 
     def __post_init__(self) -> None:
-        _check(self, ("nbytes",), 0.0)
+        _check(self, ("nbytes",), 0)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Compression:
     decode_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self, ("encode_s", "decode_s"), 0.0)
+        _check(self, ("encode_s", "decode_s"), 0)
 
     @property
     def nbytes(self) -> float:
@@ -203,6 +203,4 @@ class Case:
 
 def _check(record: object, names: tuple[str, ...], low: float) -> None:
     for name in names:
-        value = getattr(record, name)
-        if not low <= value < math.inf:
-            raise ConfigError(f"{name} = {value} must be finite and at least {low:g}")
+        check_number(name, getattr(record, name), low)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, get_args
 
-import torch
-
-from hvd_compress.compressors import BlockQuantizer, Cast, Compressor, Natural, PowerSGD, TopK
-from hvd_compress.errors import ConfigError, known_are
+from hvd_compress.checks import check_choice, check_number
+from hvd_compress.compressors import Cast, Compressor
+from hvd_compress.errors import ConfigError
+from hvd_compress.policies.plan_settings import compressor_of, settings_called
 
 Quality = Literal["dense", "near", "any"]
 QUALITIES: tuple[str, ...] = get_args(Quality)
@@ -33,18 +32,8 @@ class Candidate:
 
 
 DENSE = Candidate("dense", Cast())
-COMPRESSORS: Mapping[str, Compressor] = MappingProxyType(
-    {
-        "bf16": Cast(torch.bfloat16),
-        "int8": BlockQuantizer(8),
-        "int4": BlockQuantizer(4),
-        "natural": Natural(),
-        "int2": BlockQuantizer(2),
-        "powersgd": PowerSGD(4),
-        "topk": TopK(0.01),
-    }
-)
-"""By the names of their functions. What sends a momentum, or needs an optimizer of its own, is never chosen."""
+COMPRESSED = ("bf16", "int8", "int4", "natural", "int2", "powersgd", "topk")
+"""Functions of `Compression`. What sends a momentum, or needs an optimizer of its own, is never chosen."""
 NEAR = ("bf16", "int8", "int4")
 """Within 0.02 nats of dense after 240 steps on both tasks of benchmarks/results/time-to-accuracy.md: bf16 -0.000 and
 -0.001, int8 -0.001 and -0.001, int4 -0.002 and +0.000 (language and images). So is natural(), +0.006 and -0.001, but
@@ -75,7 +64,7 @@ def candidates(
     table = dict.fromkeys(NEAR, 1.0)
     if quality == "any":
         table = {**table, **FACTORS[kind or "adam"]} if factors is None else dict(factors)
-    return (DENSE, *(Candidate(name, COMPRESSORS[name], factor) for name, factor in table.items()))
+    return (DENSE, *(Candidate(name, compressor_of(settings_called(name)), factor) for name, factor in table.items()))
 
 
 def checked(factors: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
@@ -83,8 +72,6 @@ def checked(factors: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
     if not isinstance(factors, Mapping):
         raise ConfigError(f"factors = {factors!r} must say by name how many times the steps of dense are needed")
     for name, factor in factors.items():
-        if name not in COMPRESSORS:
-            raise ConfigError(f"factors: unknown compression {name!r}{known_are(COMPRESSORS, name)}")
-        if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
-            raise ConfigError(f"factors: {name} needs {factor!r} times the steps of dense, which is no number above 0")
+        check_choice("compression", name, COMPRESSED, " in factors")
+        check_number(f"factors: {name}", factor, 0, above=True, hint="how many times the steps of dense are needed")
     return tuple(sorted((name, float(factor)) for name, factor in factors.items()))

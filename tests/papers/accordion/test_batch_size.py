@@ -148,10 +148,10 @@ def test_it_goes_on_from_its_state() -> None:
 @pytest.mark.parametrize(
     ("large", "options", "words"),
     [
-        (4, {}, "large = 4 must be more than the 4 samples"),
-        (0, {}, "large = 0 must be more than"),
-        (True, {}, "large = True must be a whole number"),
-        (16.0, {}, "large = 16.0 must be a whole number"),
+        (4, {}, "large = 4 is not a whole number of samples, 5 or more: a small batch has 4"),
+        (0, {}, "large = 0 is not a whole number of samples, 5 or more"),
+        (True, {}, "large = True is not a whole number"),
+        (16.0, {}, "large = 16.0 is not a whole number"),
         (16, {"eta": -1}, "eta = -1"),
         (16, {"eta": 50}, "1 at most: 0.5 is 50 %"),
         (16, {"gather": 3}, "gather = 3 must take figures"),

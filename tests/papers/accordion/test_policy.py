@@ -346,9 +346,9 @@ def test_what_is_no_choice_is_an_error_of_all_ranks(choice: str) -> None:
         (*TOPK, {"eta": 0}, "eta = 0 must be a share"),
         (*TOPK, {"eta": math.nan}, "eta = nan must be a share"),
         (*TOPK, {"eta": 50}, "1 at most: 0.5 is 50 %"),
-        (*TOPK, {"every": 0}, "every = 0 must be a whole number"),
-        (*TOPK, {"epoch_steps": 2.5}, "epoch_steps = 2.5 must be a whole number"),
-        (*TOPK, {"per_parameter": 1}, "per_parameter = 1 must be True or False"),
+        (*TOPK, {"every": 0}, "every = 0 is not a whole number"),
+        (*TOPK, {"epoch_steps": 2.5}, "epoch_steps = 2.5 is not a whole number"),
+        (*TOPK, {"per_parameter": 1}, "per_parameter = 1 is neither True nor False"),
     ],
 )
 def test_what_is_no_pair_of_levels(low: Request, high: Request, options: dict[str, object], words: str) -> None:

@@ -89,9 +89,9 @@ def test_seed_step_bucket_rank_and_place_draw_others() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"bits": 3}, "not 8, 4 or 2"),
-        ({"bits": 4.0}, "not 8, 4 or 2"),
-        ({"norm": "l1"}, "neither"),
+        ({"bits": 3}, "is not 2, 4 or 8"),
+        ({"bits": 4.0}, "is not 2, 4 or 8"),
+        ({"norm": "l1"}, "unknown norm .l1.; known are l2, max"),
         ({"clip": 0}, "above 0"),
         ({"clip": math.nan}, "above 0"),
         ({"layerwise": None}, "neither True nor False"),

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from hvd_compress import native
+from hvd_compress.compressors.sparsifier import kept_of
 from hvd_compress.errors import ConfigError
-from hvd_compress.papers.flexible.kept import kept
 from hvd_compress.papers.flexible.tradeoff import Point, grid, knee, nsga2, pareto_front
 
 OPTIONS = st.lists(
@@ -102,7 +102,7 @@ def gradients() -> list[torch.Tensor]:
 @pytest.mark.parametrize("per_ratio_s", [0.05, 2.0])
 def test_nsga2_agrees_on_real_gradients_too(which: int, per_ratio_s: float, gradients: list[torch.Tensor]) -> None:
     gradient, ratios = gradients[which], grid(0.001, 0.1)
-    ks = [kept(gradient.numel(), ratio) for ratio in ratios]
+    ks = [kept_of(ratio, gradient.numel()) for ratio in ratios]
     gains = native.gain_curve(gradient).gain(ks).tolist()
     assert gains == sorted(gains)
     options = [Point(c, 0.01 + 0.02 * c, 0.002 + per_ratio_s * c, gain) for c, gain in zip(ratios, gains, strict=True)]

@@ -225,7 +225,7 @@ def test_a_scheme_that_the_engine_lacks_is_refused_before_the_first_step() -> No
         ({"bits": 3}, "bits = 3"),
         ({"bits": 4, "block": 100}, "block = 100"),
         ({"bits": 4, "block": "64"}, "block = '64'"),
-        ({"bits": 4, "block": np.int64(64)}, r"block = .*64.* is not an int"),
+        ({"bits": 4, "block": np.int64(64)}, r"block = .*64.* is not a whole number, .* an int, and a power of two"),
         ({"bits": 4, "stochastic": 1}, "stochastic = 1"),
         ({"bits": 4, "seed": -1}, "seed = -1"),
     ],

@@ -141,7 +141,7 @@ def test_what_is_not_finite_is_sent(place: int, value: float) -> None:
         ({"chunk": 1}, "chunk"),
         ({"chunk": 129}, "chunk = 129 is not a whole number, 2 to 128"),
         ({"decay": 0}, "decay"),
-        ({"decay": 1.01}, "decay = 1.01 is above 1"),
+        ({"decay": 1.01}, "decay = 1.01 .* above 1 the momentum would grow"),
         ({"decay": float("nan")}, "decay"),
     ],
 )

@@ -7,6 +7,7 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import BlockQuantizer, Cast, Compressor, EFSign, PowerSGD, TopK
+from hvd_compress.compressors.sparsifier import kept_of
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
 from hvd_compress.cost.predict import fastest
@@ -154,6 +155,12 @@ def test_what_runs_is_what_is_priced(compressor, path):
     assert expected_bytes <= sent <= expected_bytes + 2 * 96 * n
 
 
+def test_k_is_counted_as_the_sparsifiers_do():
+    for numel in (0, 1, 7, 1000, 99_999):
+        for ratio in (0.001, 0.0155, 0.5, 1.0):
+            assert kept_of(ratio, numel) == TopK(ratio).kept(Layout.of(numel))
+
+
 def test_labels_read_back():
     for scheme in labels():
         for algorithm in ("auto", *KNOWN.get(verb_of(scheme), ())):
@@ -183,7 +190,7 @@ def test_variants_are_what_the_engine_can_force(compressor, count, some):
     ("call", "says"),
     [
         (lambda: build(Cast(), Path("gossip")), "unknown scheme 'gossip'"),
-        (lambda: build(Cast(), Path("dense", "bruck")), "algorithm of dense: 'bruck'"),
+        (lambda: build(Cast(), Path("dense", "bruck")), "algorithm of dense 'bruck'"),
         (lambda: build(Cast(), Path("dense", "ring", "binomial")), "broadcast of dense"),
         (lambda: build(TopK(0.1), Path("artopk", "ring", "ring")), "broadcast of artopk"),
         (lambda: parse("gossip-ring"), "unknown path 'gossip-ring'"),

@@ -230,9 +230,9 @@ def bad_arguments_are_config_errors(engine: Engine) -> None:
     engine.take_calls()
     with pytest.raises(ConfigError, match="unknown algorithm 'bubble'"):
         engine.allreduce(torch.ones(3), "bubble")
-    with pytest.raises(ConfigError, match="unknown algorithm 'ring' of broadcast; known are auto, binomial"):
+    with pytest.raises(ConfigError, match="unknown algorithm 'ring'; known of broadcast are auto, binomial"):
         engine.broadcast(torch.ones(3), 0, "ring")
-    with pytest.raises(ConfigError, match="unknown algorithm 'tree' of allgather; known are auto, ring, bruck"):
+    with pytest.raises(ConfigError, match="unknown algorithm 'tree'; known of allgather are auto, ring, bruck"):
         engine.allgather(torch.ones(3), algorithm="tree")
     for lengths in (None, [3 + (rank != engine.rank) for rank in range(engine.world_size)]):
         if engine.capabilities.allgathers and (lengths is None or engine.world_size > 1):

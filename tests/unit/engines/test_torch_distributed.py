@@ -74,7 +74,7 @@ def test_all_groups_are_forgotten_when_the_program_ends_them(alone: None) -> Non
 
 
 def test_an_unknown_backend_is_an_error_that_names_the_known_ones(alone: None, monkeypatch) -> None:
-    with pytest.raises(ConfigError, match=r"unknown backend 'pigeon' of torch.distributed; known are gloo, nccl, mpi"):
+    with pytest.raises(ConfigError, match=r"unknown backend 'pigeon'; known to torch.distributed are gloo, nccl, mpi"):
         TorchEngine(backend="pigeon")
     monkeypatch.setattr(dist, "get_backend", lambda group=None: "ucc")
     with pytest.raises(ConfigError, match="unknown backend 'ucc'"):

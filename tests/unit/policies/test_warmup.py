@@ -81,5 +81,5 @@ def test_float64_is_sent_dense_all_the_time() -> None:
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True, "4"])
 def test_it_takes_a_number_of_steps(steps: object) -> None:
-    with pytest.raises(ConfigError, match=r"warm-up of .* steps: it must be a whole number"):
+    with pytest.raises(ConfigError, match=r"steps of the warm-up = .* is not a whole number"):
         Warmup(Cast(), steps)  # type: ignore[arg-type]

@@ -107,7 +107,7 @@ def test_no_gradient_from_a_backward_pass_is_no_ratio() -> None:
 def test_steps_are_a_whole_number(steps: object) -> None:
     def body(engine: InProcessEngine) -> None:
         _, optimizer = on_engine(engine, Compression.dense())
-        with pytest.raises(ConfigError, match="is not a number of steps"):
+        with pytest.raises(ConfigError, match="is not a whole number"):
             of(optimizer).profile_ccr(steps)  # type: ignore[arg-type]
 
     run_ranks(1, body)

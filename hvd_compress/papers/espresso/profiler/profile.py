@@ -12,6 +12,7 @@ import torch
 from hvd_compress import __version__
 from hvd_compress.bench.machine import machine
 from hvd_compress.buckets.real import element_dtype, gradient_shape
+from hvd_compress.checks import check_whole
 from hvd_compress.compressors import Compressor
 from hvd_compress.errors import ConfigError, PlanError
 from hvd_compress.papers.espresso.profiler.compressor import (
@@ -74,8 +75,7 @@ class Profile:
             UnsupportedError: parameters lie on several devices.
         """
         for name, value, least in (("steps", steps, 1), ("skip", skip, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_STEPS:
-                raise ConfigError(f"{name} = {value!r} must be a whole number, {least} to {MOST_STEPS:,}")
+            check_whole(name, value, least, MOST_STEPS)
         self._parameters = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
         if not self._parameters:
             raise ConfigError("no parameter is trained: pass model.named_parameters()")

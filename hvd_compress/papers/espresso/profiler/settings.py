@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from hvd_compress.settings import DEFAULT_CCR_STEPS, Recording, Settings, steps_of
+from hvd_compress.settings import DEFAULT_CCR_STEPS, Recording, Settings, whole
 
 if TYPE_CHECKING:
     from hvd_compress.front.handle import Handle
@@ -42,8 +42,8 @@ class ProfileSettings(Recording):
     @classmethod
     def from_environment(cls) -> ProfileSettings:
         """Read the variables, of which the first is set. Raises ConfigError for what is no number of steps."""
-        steps = steps_of("HVD_COMPRESS_PROFILE_STEPS", DEFAULT_STEPS, 1)
-        skip = steps_of("HVD_COMPRESS_PROFILE_SKIP", DEFAULT_SKIP, 0)
+        steps = whole("HVD_COMPRESS_PROFILE_STEPS", DEFAULT_STEPS, 1)
+        skip = whole("HVD_COMPRESS_PROFILE_SKIP", DEFAULT_SKIP, 0)
         compressor = os.environ.get("HVD_COMPRESS_PROFILE_COMPRESSOR", "").strip()
         return cls(Path(os.environ[cls.variable].strip()), steps, skip, compressor, command_run())
 
@@ -75,8 +75,8 @@ class CcrSettings(Recording):
     @classmethod
     def from_environment(cls) -> CcrSettings:
         """Read the variables, of which the first is set. Raises ConfigError for what is no number of steps."""
-        steps = steps_of("HVD_COMPRESS_CCR_STEPS", DEFAULT_CCR_STEPS, 1)
-        return cls(Path(os.environ[cls.variable].strip()), steps, steps_of("HVD_COMPRESS_CCR_SKIP", DEFAULT_SKIP, 0))
+        steps = whole("HVD_COMPRESS_CCR_STEPS", DEFAULT_CCR_STEPS, 1)
+        return cls(Path(os.environ[cls.variable].strip()), steps, whole("HVD_COMPRESS_CCR_SKIP", DEFAULT_SKIP, 0))
 
     @property
     def written(self) -> tuple[Path, Path]:

@@ -216,9 +216,9 @@ def test_what_any_quality_means() -> None:
     ("factors", "words"),
     [
         ({"topkk": 1.0}, "unknown compression 'topkk'.*did you mean topk"),
-        ({"int4": 0}, "int4 needs 0 times"),
-        ({"int4": float("nan")}, "int4 needs nan times"),
-        ({"int4": True}, "int4 needs True times"),
+        ({"int4": 0}, "factors: int4 = 0 is not a number above 0: how many times the steps"),
+        ({"int4": float("nan")}, "factors: int4 = nan is not"),
+        ({"int4": True}, "factors: int4 = True is not"),
         ([1.0], "must say by name"),
     ],
 )
