@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from hvd_compress import schemes
@@ -13,13 +13,9 @@ from hvd_compress.compressors.base import MESSAGE_BYTES
 from hvd_compress.cost.curves import Curves, Key
 from hvd_compress.cost.paths import Path
 from hvd_compress.cost.predict import predict
-from hvd_compress.cost.quick import Lines, quick
 from hvd_compress.cost.store import obtain
 from hvd_compress.engines.base import Engine
 from hvd_compress.schemes import Scheme
-
-FEW = 6
-"""Collectives that are measured by themselves, in half a second: more of them are compared by a whole calibration."""
 
 Open = tuple[Collection[Sequence[Scheme]], Layout]
 """By what a bucket, or a parameter, may travel: options, each with the schemes that carry it out."""
@@ -56,7 +52,7 @@ class Prices:
         for scheme in found:
             stages = scheme.stages(layout, self.curves.world_size)
             if all((stage.verb, stage.algorithm) in self.curves.by_key for stage in stages):
-                taken[scheme.path] = predict(scheme.path, stages, Lines(self.curves)).seconds
+                taken[scheme.path] = predict(scheme.path, stages, self.curves).seconds
         return taken
 
 
@@ -86,9 +82,7 @@ def measure(engine: Engine, spaces: Iterable[Open], budget_s: float) -> Prices |
     if not keys:
         return None
     engine.place = f"rank {engine.job_rank}, measuring what is open, which HVD_COMPRESS_ADAPT=0 leaves out"
-    curves, known = quick(engine, keys, budget_s) if len(keys) <= FEW else obtain(engine, budget_s)
-    if missing := [key for key in keys if key not in curves.by_key]:  # all-to-all is in no whole calibration
-        curves = replace(curves, by_key={**curves.by_key, **quick(engine, missing, budget_s)[0].by_key})
+    curves, known = obtain(engine, keys, budget_s)
     return Prices(curves, "an earlier job" if known else "this job")
 
 

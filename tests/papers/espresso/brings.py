@@ -15,7 +15,7 @@ from hvd_compress.papers.espresso.by_option import ByOption
 from hvd_compress.policies.plan_schema import read
 from tests.traced import traced
 
-COMMANDS = [("plan", "make"), ("bench", "planner")]
+COMMANDS = [("plan", "make"), ("bench", "planner"), ("probe",)]
 PICTURES = ["plan make", "plan compare"]
 MEANT = [
     ("plan options --only 'alreduce@all'", "did you mean allreduce@all?"),
@@ -26,7 +26,8 @@ CHOICES = ["--engine", "--device", "--communication", "--testbed"]
 
 
 def _beyond(number: str) -> list[list[str]]:
-    return [["bench", "planner", "--gpus", number], ["plan", "count-options", "--devices", number]]
+    counts = [["bench", "planner", "--gpus", number], ["plan", "count-options", "--devices", number]]
+    return [*counts, ["probe", "--budget", "1e308s"]]
 
 
 BEYOND = [_beyond]
@@ -109,6 +110,8 @@ ALLOWED = {
         "cost",
         "engines.base",
         "engines.layout",
+        "engines.mpi",
+        "engines.mpi_environment",
         "engines.names",
         "errors",
         "extras",
@@ -121,11 +124,12 @@ ALLOWED = {
         "profiler",
         "schema",
         "schemes",
+        "session.worker",
         "timeline",
         "units",
     }
 }
 """What the modules of this guest may import of the package."""
 
-OPTIONS = [40]
+OPTIONS = [45]
 """Its commands have more options."""

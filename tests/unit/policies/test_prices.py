@@ -10,7 +10,7 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import BlockQuantizer, Compressor, TopK
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.policies.open_paths import open_schemes
-from hvd_compress.policies.prices import FEW, measure
+from hvd_compress.policies.prices import measure
 from hvd_compress.request.request import Request
 
 LAYOUT = Layout.of(1 << 16)
@@ -20,17 +20,15 @@ LAYOUT = Layout.of(1 << 16)
 def test_all_collectives_have_a_curve(
     compressors: list[Compressor], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """An all-to-all, too, which is in no whole calibration."""
     monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path))
 
     def body(engine: InProcessEngine) -> dict:
         found = [each for of in compressors for each in open_schemes(Request(of), LAYOUT, engine.capabilities)]
         keys = {(stage.verb, stage.algorithm) for scheme in found for stage in scheme.stages(LAYOUT, 2)}
         assert ("alltoall", "auto") in keys
-        assert (len(keys) <= FEW) == (len(compressors) == 1)
         prices = measure(engine, [([[scheme] for scheme in found], LAYOUT)], 0.05)
         assert prices is not None
-        assert keys <= set(prices.curves.by_key)
+        assert set(prices.curves.by_key) == keys
         return dict(prices.curves.by_key)
 
     first, second = run_ranks(2, body)
