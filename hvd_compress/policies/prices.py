@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
@@ -19,24 +18,6 @@ from hvd_compress.schemes import Scheme
 
 Open = tuple[Collection[Sequence[Scheme]], Layout]
 """By what a bucket, or a parameter, may travel: options, each with the schemes that carry it out."""
-
-
-class Pricing(Protocol):
-    """What the collectives of a bucket cost."""
-
-    def by_path(self, found: Iterable[Scheme], layout: Layout) -> dict[Path, float]:
-        """Return it by path, without schemes that it does not know the costs of."""
-        ...
-
-
-@dataclass(frozen=True)
-class ByBytes:
-    """Prices in bytes instead of seconds, where nothing was measured."""
-
-    world_size: int
-
-    def by_path(self, found: Iterable[Scheme], layout: Layout) -> dict[Path, float]:
-        return {each.path: schemes.chain_bytes(each, layout, self.world_size, MESSAGE_BYTES) for each in found}
 
 
 @dataclass(frozen=True)
@@ -56,8 +37,18 @@ class Prices:
         return taken
 
 
+@dataclass(frozen=True)
+class ByBytes:
+    """Prices in bytes instead of seconds, where nothing was measured."""
+
+    world_size: int
+
+    def by_path(self, found: Iterable[Scheme], layout: Layout) -> dict[Path, float]:
+        return {each.path: schemes.chain_bytes(each, layout, self.world_size, MESSAGE_BYTES) for each in found}
+
+
 def cheapest(
-    found: Iterable[Scheme], layout: Layout, prices: Pricing, kernels_s: Mapping[Path, float] | None = None
+    found: Iterable[Scheme], layout: Layout, prices: Prices | ByBytes, kernels_s: Mapping[Path, float] | None = None
 ) -> tuple[float, Scheme]:
     """Return the scheme that costs the least, the first among equals, and before it what its collectives cost.
 

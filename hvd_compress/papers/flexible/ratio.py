@@ -13,7 +13,7 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.papers.flexible.kernels import Kernels
 from hvd_compress.papers.flexible.settings import RatioSettings
 from hvd_compress.papers.flexible.tradeoff import Point, knee, nsga2
-from hvd_compress.policies.prices import Pricing, cheapest
+from hvd_compress.policies.prices import Prices, cheapest
 from hvd_compress.policies.roots import STAR, VAR
 
 NEW_SHARE = 0.5
@@ -75,7 +75,7 @@ class BucketRatio:
             at = self._asked.ratios.index(self.compressor.sent_ratio)
             self.learn([*self.gains[:at], sent, *self.gains[at + 1 :]])
 
-    def fastest(self, ratio: float, prices: Pricing) -> tuple[float, float, Path]:
+    def fastest(self, ratio: float, prices: Prices) -> tuple[float, float, Path]:
         """Return the seconds of kernels and of communication at a ratio, and the path that takes the fewest in all."""
         compressor = self._sparsifier.with_ratio(ratio)
         kernels_s = {path: self.kernels.seconds(compressor, path) for path in self._paths}
@@ -95,7 +95,7 @@ class BucketRatio:
         self.compressor, self.path, self.gains = compressor, _by_star(path), tuple(gains)
         self.known_gain, self.reason = self.gain, "chosen before the checkpoint"
 
-    def choose(self, prices: Pricing) -> None:
+    def choose(self, prices: Prices) -> None:
         """Choose from the gains that are known."""
         ways = [(ratio, *self.fastest(ratio, prices)) for ratio in self._asked.ratios]
         options = {Point(r, k, s, gain): path for (r, k, s, path), gain in zip(ways, self.gains, strict=True)}
@@ -113,7 +113,7 @@ class BucketRatio:
         beside = f", dense {1e3 * dense_s:.2f}" if self._dense is not None else ""
         self.reason = f"the knee: gain {chosen.gain:.3f}, {taken}{beside}"
 
-    def _dense_s(self, prices: Pricing) -> float:
+    def _dense_s(self, prices: Prices) -> float:
         """Return what it takes without compression; infinity where it may not travel so, or that was not measured."""
         if self._dense is None:
             return math.inf

@@ -14,7 +14,7 @@ from hvd_compress.engines.limits import MAX_COUNT
 from hvd_compress.policies.auto.quality import DENSE, Candidate
 from hvd_compress.policies.fixed import decide
 from hvd_compress.policies.open_paths import open_schemes, unforced
-from hvd_compress.policies.prices import ByBytes, Prices, Pricing, cheapest
+from hvd_compress.policies.prices import ByBytes, Prices, cheapest
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request, compression_device
 from hvd_compress.schemes import Scheme
@@ -210,7 +210,9 @@ def _as_sent(decision: Decision, layout: Layout) -> object:
     return decision.path, compressor if compressor.compresses else compressor.wire(layout)
 
 
-def _priced(found: Sequence[Scheme], request: Request, layout: Layout, prices: Pricing) -> tuple[float, Decision]:
+def _priced(
+    found: Sequence[Scheme], request: Request, layout: Layout, prices: Prices | ByBytes
+) -> tuple[float, Decision]:
     """Return what the cheapest of some ways costs, and its decision."""
     cost, scheme = cheapest(found, layout, prices)
     return cost, Decision(scheme.compressor, scheme.path, compression_device(request, layout.device_type))
