@@ -99,6 +99,7 @@ GUESTS = (
         "papers/espresso",
         {
             "profile": "Run a training, and record what the planner needs.",
+            "probe": "Measure this job's network, under mpirun: alpha, beta, curves.",
             "plan make": "Make a plan from a profile; draw the step that it predicts.",
             "plan compare": "Compare a run's timeline with what its plan predicts.",
             "plan count-options": "Print how many options the planner's tree has.",

@@ -25,7 +25,7 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
 from hvd_compress.feedback.residual import Residual
 from hvd_compress.feedback.states import BucketState
-from hvd_compress.policies.auto.arms import open_paths
+from hvd_compress.policies.open_paths import open_schemes
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import Work
 
@@ -42,8 +42,8 @@ def main() -> None:
     engine, compressor = MpiEngine(), TopK(wanted["ratio"])
     values = torch.randn(wanted["numel"], generator=torch.Generator().manual_seed(engine.rank))
     tell(wanted, horovod(values))
-    found = open_paths(Request(compressor), Layout.of(values.numel()), engine.capabilities)
-    for way in [Path("dense", "ring"), *found]:
+    found = open_schemes(Request(compressor), Layout.of(values.numel()), engine.capabilities)
+    for way in [Path("dense", "ring"), *(each.path for each in found)]:
         tell(wanted, measure(engine, way, compressor, values, 2 if way.scheme == "dense" else wanted["repetitions"]))
     engine.close()
     hvd.shutdown()

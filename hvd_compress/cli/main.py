@@ -17,7 +17,6 @@ COMMANDS = {
     "bench": "Measure what this machine does, such as kernels and compressors.",
     "list": "List the compressions: kind, bits an element, source, schemes.",
     "choose": "Predict by formulas which collective is fastest for a bucket.",
-    "probe": "Measure this job's network, under mpirun: alpha, beta, curves.",
     "plan": "Check a plan for Compression.plan(), or make one.",
     "report": "Draw how buckets travelled and why, from a log.",
     "timeline": "Draw one step from a trace: what hides behind what.",

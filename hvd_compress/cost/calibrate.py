@@ -1,4 +1,4 @@
-"""Measuring the curves of the engine in use, a bounded number of collectives at a time, all ranks alike."""
+"""Measuring collectives of the engine in use within a bounded time, all ranks alike."""
 
 from __future__ import annotations
 
@@ -9,29 +9,25 @@ from statistics import fmean
 import torch
 
 from hvd_compress.cost.curves import Curve, Curves, Key
-from hvd_compress.cost.formulas import VERBS
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError
 
 KIB = 1024
-SIZES = tuple(size * KIB for size in (1, 256, 1024, 64, 4096, 8, 16384))
-"""Bytes of a rank's tensor, in the order of measuring: first what says most, later what lies between."""
-
-BUDGET_S = 3.0
-SAMPLES = 5
+SIZES = (KIB, 64 * KIB, 256 * KIB, 16 * KIB, 4096 * KIB)
+"""Bytes of a rank's tensor, in the order of measuring: first what says most."""
+SAMPLES = 3
 
 
 class Calibrator:
-    """Measures every algorithm that an engine can force, and "auto", at one size after the other.
+    """Measures collectives at one size after the other.
 
-    All ranks make one and call `advance` at the same places, in the thread that launches the collectives. After each
-    measurement the ranks exchange their times (16 bytes), so all do the same measurements and hold the same curves.
-    That exchange also brings them in step for the next one.
-    A rank that does not take part leaves the others waiting in the engine, as in any collective: the caller's time-out
-    ends that.
+    All ranks call `run` at the same place, in the thread that launches the collectives. After each measurement the
+    ranks exchange their times (16 bytes), so all do the same measurements and hold the same curves. That exchange also
+    brings them in step for the next one. A rank that does not take part leaves the others waiting in the engine, as in
+    any collective: the caller's time-out ends that.
 
-    The budget is kept except for the first two sizes, without which there is no curve: 26 collectives of 1 and of
-    256 KiB. A measurement that would exceed it, as far as the curve so far can tell, is left out.
+    The budget is kept except for the first two sizes, without which there is no curve. A measurement that would exceed
+    it, as far as the curve so far can tell, is left out.
 
     Attributes:
         spent_s: seconds spent so far, the longest over ranks.
@@ -40,76 +36,53 @@ class Calibrator:
     def __init__(
         self,
         engine: Engine,
-        budget_s: float = BUDGET_S,
+        keys: Sequence[Key],
+        budget_s: float,
         sizes: Sequence[int] = SIZES,
         samples: int = SAMPLES,
-        keys: Sequence[Key] | None = None,
     ) -> None:
-        if not budget_s >= 0 or samples < 1 or not sizes or min(sizes) < 8 or (keys is not None and not keys):
+        """`keys`: what to measure, the same on all ranks. `samples`: how often, at most."""
+        if not budget_s >= 0 or samples < 1 or not sizes or min(sizes) < 8 or not keys:
             raise ConfigError(f"cannot calibrate {samples} times within {budget_s} s at sizes {list(sizes)}")
-        self._engine, self._budget_s, self.spent_s = engine, budget_s, 0.0
-        self._keys = tuple(keys) if keys is not None else measurable(engine)
-        self._times: dict[Key, dict[int, list[float]]] = {key: {} for key in self._keys}
-        self._owed = set(sizes[:2])
-        self._plan = self._planned(sizes, samples)
+        self._engine, self._keys, self._budget_s, self.spent_s = engine, tuple(keys), budget_s, 0.0
+        self._sizes, self._samples = sizes, samples
+        self._times: dict[Key, dict[int, list[float]]] = {key: {} for key in keys}
         self._turn = 0
         self._exchange_s = 0.0
-        self._warm = False
-        self.done = False
 
-    def advance(self, measurements: int = 1) -> bool:
-        """Do up to so many measurements. Returns whether the calibration is complete. Collective."""
-        if not self._warm:
-            self._warm = True
-            self._warm_up()
-        for _ in range(measurements):
-            following = next(self._plan, None)
-            if following is None:
-                self.done = True
-                break
-            self._measure(*following)
-        return self.done
-
-    def _warm_up(self) -> None:
-        """Let every rank talk to every other: transports connect when the first message is sent."""
-        with self._engine.aside():
-            self._engine.alltoall([torch.zeros(1, device=self._engine.device)] * self._engine.world_size)
-
-    def curves(self) -> Curves:
-        """Return a curve for each key that was measured so far. The same on all ranks.
+    def run(self) -> Curves:
+        """Return a curve for each key. Collective, the same on all ranks.
 
         Through the shortest of each size's samples: nothing but noise makes one longer, the start of a connection most.
         """
-        shortest = {
-            key: {size: min(samples) for size, samples in by_size.items()}
-            for key, by_size in self._times.items()
-            if by_size
-        }
-        return Curves(self._engine.world_size, {key: Curve.through(points) for key, points in shortest.items()})
+        with self._engine.aside():  # transports connect when the first message is sent: to every other rank
+            self._engine.alltoall([torch.zeros(1, device=self._engine.device)] * self._engine.world_size)
+        for key, size in self._planned():
+            self._measure(key, size)
+        return Curves(self._engine.world_size, {key: self._curve(key) for key in self._keys})
 
-    def _planned(self, sizes: Sequence[int], samples: int) -> Iterator[tuple[Key, int]]:
+    def _curve(self, key: Key) -> Curve:
+        return Curve.through({size: min(samples) for size, samples in self._times[key].items()})
+
+    def _planned(self) -> Iterator[tuple[Key, int]]:
         """Yield what to measure next, as long as the budget lasts: each point once, some more often, then all again.
 
         Points that are so quick that others lose nothing are measured several times at once: they are the noisy ones.
         """
-        share_s = self._budget_s / (len(self._keys) * len(sizes))
-        for turn in range(samples):
-            for size in sizes:
+        for turn in range(self._samples):
+            for size in self._sizes:
                 for key in self._keys:
-                    while self._wanted(key, size, turn, samples, share_s):
+                    while self._wanted(key, size, turn):
                         yield key, size
 
-    def _wanted(self, key: Key, size: int, turn: int, samples: int, share_s: float) -> bool:
+    def _wanted(self, key: Key, size: int, turn: int) -> bool:
         have = self._times[key].get(size, [])
-        if not have and size in self._owed:
+        if not have and size in self._sizes[:2]:
             return True
-        if len(have) >= samples or (len(have) > turn and sum(have) >= share_s):
+        share_s = self._budget_s / (len(self._keys) * len(self._sizes))
+        if len(have) >= self._samples or (len(have) > turn and sum(have) >= share_s):
             return False
-        return self.spent_s + self._estimate(key, size) < self._budget_s
-
-    def _estimate(self, key: Key, size: int) -> float:
-        points = {known: min(samples) for known, samples in self._times[key].items()}
-        return Curve.through(points).seconds(size) if points else 0.0
+        return self.spent_s + (self._curve(key).seconds(size) if self._times[key] else 0.0) < self._budget_s
 
     def _measure(self, key: Key, size: int) -> None:
         engine, start = self._engine, time.perf_counter()
@@ -147,44 +120,6 @@ class Calibrator:
             self._engine.alltoall(parts, [parts[self._engine.rank].numel()] * n)
 
 
-def measurable(engine: Engine) -> tuple[Key, ...]:
-    """Return verb and algorithm of everything that candidates are made of, on this engine. All-to-all aside."""
-    verbs = ("broadcast", "allreduce", "allgather")
-    return tuple((verb, name) for verb in verbs for name in ("auto", *engine.capabilities.forcible(verb)))
-
-
-def plannable(engine: Engine) -> tuple[Key, ...]:
-    """Return verb and algorithm of everything that a planned option is made of, on this engine.
-
-    As the engine chooses; and allreduces that can be forced, of which the formulas know what they do.
-    """
-    can = engine.capabilities
-    verbs = [verb for verb in VERBS if verb in can.verbs]
-    return (*((verb, "auto") for verb in verbs), *(("allreduce", name) for name in can.forcible("allreduce")))
-
-
-def calibrate(engine: Engine, budget_s: float = BUDGET_S) -> Curves:
-    """Measure all curves at once, within `budget_s` seconds. Collective; the same curves on all ranks."""
-    engine.locate()  # as a session does: what "auto" is depends on who shares a host
-    calibrator = Calibrator(engine, budget_s)
-    while not calibrator.advance(16):
-        pass
-    return calibrator.curves()
-
-
-def matching(engine: Engine, saved: Sequence[Curves], factor: float = 2.0) -> Curves | None:
-    """Return which curves of earlier jobs describe this network best: a few measurements lie within `factor` of them.
-
-    None where no curves do. Collective, the same answer on all ranks; 9 collectives of 1, 64 and 256 KiB (the shortest
-    of three each).
-    """
-    key = ("allreduce", "auto")
-    calibrator = Calibrator(engine, float("inf"), (KIB, 64 * KIB, 256 * KIB), 3, [key])
-    while not calibrator.advance(9):
-        pass
-    return nearest(calibrator.curves(), saved, factor)
-
-
 def nearest(fresh: Curves, saved: Sequence[Curves], factor: float) -> Curves | None:
     """Return which of `saved` describes best what was measured just now; None where none does within `factor`."""
     found = min(saved, key=lambda curves: times_apart(fresh, curves), default=None)
@@ -194,7 +129,7 @@ def nearest(fresh: Curves, saved: Sequence[Curves], factor: float) -> Curves | N
 def times_apart(fresh: Curves, saved: Curves) -> float:
     """Return the largest factor between the points of `fresh` and what `saved` says of them."""
     ratios = [
-        seconds / saved.seconds(*key, size)
+        seconds / max(saved.seconds(*key, size), 1e-9)
         for key, curve in fresh.by_key.items()
         for size, seconds in zip(curve.sizes, curve.times, strict=True)
     ]

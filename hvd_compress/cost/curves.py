@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from hvd_compress.cost.formulas import VERBS, Terms
 from hvd_compress.errors import ConfigError, UnsupportedError
 
 Key = tuple[str, str]
@@ -22,8 +19,8 @@ Key = tuple[str, str]
 class Curve:
     """Seconds by bytes, at increasing sizes of at least 1 byte. Seconds are positive and never decrease.
 
-    Between two sizes the logarithm of time is linear in the logarithm of bytes. Below the first time stays as it is
-    there: latency. Beyond the last it grows linearly in bytes, as it did between the last two.
+    Between two sizes time is a straight line, as latency and bandwidth make it; beyond the first and the last one the
+    line next to them goes on.
     """
 
     sizes: tuple[int, ...]
@@ -54,23 +51,13 @@ class Curve:
         return cls(tuple(sorted(measured)), tuple(times))
 
     def seconds(self, size: float) -> float:
-        """Return the time of `size` bytes."""
+        """Return the time of `size` bytes, not below 0."""
         sizes, times = self.sizes, self.times
-        if size <= sizes[0]:
+        if len(sizes) == 1:
             return times[0]
-        if size > sizes[-1]:
-            return times[-1] + self._slope() * (size - sizes[-1])
-        right = bisect_left(sizes, size)
-        left = right - 1
-        share = math.log(size / sizes[left]) / math.log(sizes[right] / sizes[left])
-        return math.exp((1 - share) * math.log(times[left]) + share * math.log(times[right]))
-
-    def _slope(self) -> float:
-        """Return the seconds a byte beyond the last size; of the whole curve, where the last times were pooled."""
-        if len(self.sizes) == 1:
-            return 0.0
-        last = (self.times[-1] - self.times[-2]) / (self.sizes[-1] - self.sizes[-2])
-        return last or (self.times[-1] - self.times[0]) / (self.sizes[-1] - self.sizes[0])
+        right = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+        slope = (times[right] - times[right - 1]) / (sizes[right] - sizes[right - 1])
+        return max(0.0, times[right - 1] + slope * (size - sizes[right - 1]))
 
 
 @dataclass(frozen=True)
@@ -90,20 +77,6 @@ class Curves:
             measured = ", ".join(f"{verb} {algorithm}" for verb, algorithm in self.by_key)
             raise UnsupportedError(f"{verb} {algorithm} was not measured; there are curves of {measured}")
         return curve.seconds(size)
-
-    def fit(self) -> tuple[float, float]:
-        """Return (alpha, beta), in seconds and seconds per byte, that bring the formulas nearest to the curves.
-
-        Least squares of the relative error over all points of forced algorithms (the formulas know what those do),
-        neither negative. (0, 0) where nothing was forced or there is one rank.
-        """
-        keys = [(verb, algorithm) for verb, algorithm in self.by_key if algorithm != "auto"]
-        points = [
-            (VERBS[key[0]](size, self.world_size, key[1]), seconds)
-            for key in keys
-            for size, seconds in zip(self.by_key[key].sizes, self.by_key[key].times, strict=True)
-        ]
-        return fit_terms(points) if points and self.world_size > 1 else (0.0, 0.0)
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return plain lists and dictionaries, one for each curve."""
@@ -127,18 +100,3 @@ class Curves:
         if not curves:
             raise ConfigError("not curves: there are none")
         return cls(world_size, curves)
-
-
-def fit_terms(points: Sequence[tuple[Terms, float]]) -> tuple[float, float]:
-    """Return (alpha, beta) >= 0 that minimise the sum of (predicted / measured - 1)^2 over (terms, seconds)."""
-    scaled = np.array([(terms.steps / seconds, terms.bytes / seconds) for terms, seconds in points])
-    ones = np.ones(len(points))
-    scale = scaled.max(axis=0)
-    scale[scale == 0] = 1.0
-    alpha, beta = np.linalg.lstsq(scaled / scale, ones, rcond=None)[0] / scale
-    if alpha < 0 or beta < 0:  # the best with two bounds lies on one of them
-        only = 0 if beta < 0 else 1
-        column = scaled[:, only]
-        best = float(column @ ones / max(column @ column, 1e-300))
-        alpha, beta = (best, 0.0) if only == 0 else (0.0, best)
-    return float(alpha), float(beta)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -15,9 +15,11 @@ from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.policies.base import DecisionPolicy
-from hvd_compress.policies.prices import Open, Prices, measured
+from hvd_compress.policies.open_paths import left_open, unforced
+from hvd_compress.policies.prices import Prices, measure
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request, compression_device
+from hvd_compress.schemes import Scheme
 
 MARGIN = 0.1
 """What measured curves must save, as a share, for another path than that of the arithmetic: they are noisy, and two
@@ -43,22 +45,14 @@ class FixedPolicy(DecisionPolicy):
             engine.require(self._request.verb, self._request.algorithm)
         self._decided(parameters)
         if self.measuring_s is not None:
-            self._prices = measured(engine, left_open(self._request, parameters, self.capabilities), self.measuring_s)
+            asked = ((self._request, layout) for layout in parameters)
+            self._prices = measure(engine, left_open(asked, self.capabilities), self.measuring_s)
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
         return self._decided(buckets)
 
     def _decided(self, buckets: Sequence[Layout]) -> list[Decision]:
         return [decide(self._request, layout, self.world_size, self.capabilities, self._prices) for layout in buckets]
-
-
-def left_open(request: Request, layouts: Sequence[Layout], can: Capabilities) -> Iterator[Open]:
-    """Yield what a request leaves to arithmetic or prices: parameters, or buckets, that may travel in several ways."""
-    if (request.scheme, request.algorithm) == ("auto", "auto") and request.compressor.compresses:
-        for layout in layouts:
-            found = any_algorithm(request.compressor, layout, can)
-            if not layout.sparse and layout.dtype != torch.float64:
-                yield [schemes.build(request.compressor, path) for path in found], layout
 
 
 def decide(
@@ -88,42 +82,36 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
             raise UnsupportedError(_cannot(request.scheme, can))
         reason = "asked for" if len(selections) == 1 else "asked for; ranks take turns at first"
         return Decision(compressor, Path(selections[0], algorithm), reason=reason)
-    found = any_algorithm(compressor, layout, can)
+    found = unforced(compressor, layout, can)
     if algorithm != "auto":
-        found = [Path(path.scheme, algorithm) for path in found if schemes.verb_of(path.scheme) == "allreduce"]
-        if not found:
+        summed = [each.path.scheme for each in found if each.verb == "allreduce"]
+        if not summed:
             raise ConfigError(
                 f"algorithm={algorithm!r} names an allreduce, and {_sent_dtype(compressor, layout)} travels by "
                 "all-to-all, which sums it in float32: leave it at 'auto'"
             )
         reason = "an algorithm was asked for" if compressor.compresses else "asked for"
-        return Decision(compressor, found[0], reason=reason)
+        return Decision(compressor, Path(summed[0], algorithm), reason=reason)
     if not found:
         raise ConfigError(f"no scheme carries {compressor} over this engine, which has {', '.join(can.verbs)}")
     if not compressor.compresses:
-        summed = _sent_dtype(compressor, layout) in can.sum_dtypes
-        reason = "asked for" if summed else f"the engine cannot sum {_sent_dtype(compressor, layout)}"
-        return Decision(compressor, found[0], reason=reason)
+        sums = _sent_dtype(compressor, layout) in can.sum_dtypes
+        reason = "asked for" if sums else f"the engine cannot sum {_sent_dtype(compressor, layout)}"
+        return Decision(compressor, found[0].path, reason=reason)
     if len(found) == 1:
-        return Decision(compressor, found[0], reason="no other scheme carries its payloads")
+        return Decision(compressor, found[0].path, reason="no other scheme carries its payloads")
     path, reason = _of_several(compressor, found, layout, world_size, prices)
     return Decision(compressor, path, reason=reason)
 
 
-def any_algorithm(compressor: Compressor, layout: Layout, can: Capabilities) -> list[Path]:
-    """Return by which schemes a bucket may travel, the algorithms left to the engine."""
-    return [path for path in schemes.variants(compressor, layout, can) if path == Path(path.scheme)]
-
-
 def _of_several(
-    compressor: Compressor, found: Sequence[Path], layout: Layout, world_size: int, prices: Prices | None
+    compressor: Compressor, found: Sequence[Scheme], layout: Layout, world_size: int, prices: Prices | None
 ) -> tuple[Path, str]:
     """Return the path of those that are open, and why."""
-    built = [schemes.build(compressor, path) for path in found]
-    counted = schemes.cheapest(built, layout, world_size).path
+    counted = schemes.cheapest(found, layout, world_size).path
     if world_size == 1:
         return counted, "one rank exchanges nothing"
-    taken = {} if prices is None else prices.by_path(built, layout)
+    taken = {} if prices is None else prices.by_path(found, layout)
     if prices is None or counted not in taken or len(taken) == 1:
         counting = f", a message counting as {compressor.message_bytes >> 10} KiB" if compressor.message_bytes else ""
         return counted, f"fewest bytes with {world_size} ranks{counting}"

@@ -14,8 +14,9 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError
 from hvd_compress.policies.base import DecisionPolicy
-from hvd_compress.policies.fixed import decide, left_open
-from hvd_compress.policies.prices import Prices, measured
+from hvd_compress.policies.fixed import decide
+from hvd_compress.policies.open_paths import left_open
+from hvd_compress.policies.prices import Prices, measure
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request
 from hvd_compress.services.agreement import gathered
@@ -58,9 +59,8 @@ class PerBucketPolicy(DecisionPolicy):
                 engine.require(request.verb, request.algorithm)
             self._decide(layout)
         if self.measuring_s is not None:
-            pairs = zip(found, parameters, strict=True)
-            open_ = [each for request, layout in pairs for each in left_open(request, [layout], self.capabilities)]
-            self._prices = measured(engine, open_, self.measuring_s)
+            asked = zip(found, parameters, strict=True)
+            self._prices = measure(engine, left_open(asked, self.capabilities), self.measuring_s)
 
     def parts(self, names: Sequence[str]) -> Sequence[Part]:
         groups: dict[str, list[str]] = {}

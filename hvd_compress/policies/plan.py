@@ -7,7 +7,7 @@ import fnmatch
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 
 import torch
@@ -21,9 +21,10 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError, PlanError
 from hvd_compress.policies.base import DecisionPolicy
-from hvd_compress.policies.fixed import decide, left_open
+from hvd_compress.policies.fixed import decide
+from hvd_compress.policies.open_paths import left_open
 from hvd_compress.policies.plan_schema import Plan, Treatment, read
-from hvd_compress.policies.prices import Open, Prices, measured
+from hvd_compress.policies.prices import Prices, measure
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request, compression_device
 from hvd_compress.settings import Settings
@@ -92,13 +93,9 @@ class PlannedPolicy(DecisionPolicy):
                 self._plan.engine,
             )
         if self.measuring_s is not None:
-            self._prices = measured(engine, self._left_open(parameters), self.measuring_s)
-
-    def _left_open(self, parameters: Sequence[Layout]) -> Iterator[Open]:
-        for layout in parameters:
-            treatment = self._plan.treatment(layout.names[0])
-            if treatment.scheme == "auto":
-                yield from left_open(treatment.request(), [layout], self.capabilities)
+            treated = [(self._plan.treatment(layout.names[0]), layout) for layout in parameters]
+            asked = ((treatment.request(), layout) for treatment, layout in treated if treatment.scheme == "auto")
+            self._prices = measure(engine, left_open(asked, self.capabilities), self.measuring_s)
 
     def _obstacle(self, layout: Layout) -> str:
         """Return why a parameter cannot travel as the plan says, or nothing."""

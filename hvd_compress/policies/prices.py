@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors.base import MESSAGE_BYTES
 from hvd_compress.cost.curves import Curves, Key
 from hvd_compress.cost.paths import Path
 from hvd_compress.cost.predict import predict
-from hvd_compress.cost.quick import Lines, quick
 from hvd_compress.cost.store import obtain
 from hvd_compress.engines.base import Engine
 from hvd_compress.schemes import Scheme
 
-FEW = 6
-"""Collectives that are measured by themselves, in half a second: more of them are compared by a whole calibration."""
-
-Open = tuple[Sequence[Scheme], Layout]
-"""By which schemes a bucket, or a parameter, may travel."""
+Open = tuple[Collection[Sequence[Scheme]], Layout]
+"""By what a bucket, or a parameter, may travel: options, each with the schemes that carry it out."""
 
 
 @dataclass(frozen=True)
@@ -35,37 +33,55 @@ class Prices:
         for scheme in found:
             stages = scheme.stages(layout, self.curves.world_size)
             if all((stage.verb, stage.algorithm) in self.curves.by_key for stage in stages):
-                taken[scheme.path] = predict(scheme.path, stages, Lines(self.curves)).seconds
+                taken[scheme.path] = predict(scheme.path, stages, self.curves).seconds
         return taken
 
 
-def measured(engine: Engine, open_: Iterable[Open], budget_s: float) -> Prices | None:
-    """Return prices of those that some network makes the fastest; None where none is open.
+@dataclass(frozen=True)
+class ByBytes:
+    """Prices in bytes instead of seconds, where nothing was measured."""
 
-    Collective, the same on all ranks.
+    world_size: int
+
+    def by_path(self, found: Iterable[Scheme], layout: Layout) -> dict[Path, float]:
+        return {each.path: schemes.chain_bytes(each, layout, self.world_size, MESSAGE_BYTES) for each in found}
+
+
+def cheapest(
+    found: Iterable[Scheme], layout: Layout, prices: Prices | ByBytes, kernels_s: Mapping[Path, float] | None = None
+) -> tuple[float, Scheme]:
+    """Return the scheme that costs the least, the first among equals, and before it what its collectives cost.
+
+    What was not measured is no way to take.
+
+    Args:
+        kernels_s: what compression adds to that, by path; by default nothing.
     """
-    ways = ((schemes.undominated(found, layout, engine.world_size), layout) for found, layout in open_)
-    return measure(engine, keys_of(ways, engine.world_size), budget_s)
+    by_path = {scheme.path: scheme for scheme in found}
+    costs = prices.by_path(by_path.values(), layout)
+    kernels = kernels_s or {}
+    path = min(by_path, key=lambda path: kernels.get(path, 0.0) + costs.get(path, math.inf))
+    return costs.get(path, math.inf), by_path[path]
 
 
-def keys_of(ways: Iterable[Open], world_size: int) -> list[Key]:
-    """Return the collectives of schemes, each once, in an order that is the same on all ranks."""
-    return list(
-        dict.fromkeys(
-            (stage.verb, stage.algorithm)
-            for found, layout in ways
-            for scheme in found
-            for stage in scheme.stages(layout, world_size)
-        )
-    )
+def measure(engine: Engine, spaces: Iterable[Open], budget_s: float) -> Prices | None:
+    """Return prices of what is open; None where nothing is. Collective, the same on all ranks.
 
-
-def measure(engine: Engine, keys: Sequence[Key], budget_s: float) -> Prices | None:
-    """Return prices of these collectives; None where there are none. Collective, the same on all ranks."""
+    Of an option those of its schemes are measured that some network makes the fastest.
+    """
+    keys = _keys(spaces, engine.world_size)
     if not keys:
         return None
     engine.place = f"rank {engine.job_rank}, measuring what is open, which HVD_COMPRESS_ADAPT=0 leaves out"
-    curves, known = quick(engine, keys, budget_s) if len(keys) <= FEW else obtain(engine, budget_s)
-    if missing := [key for key in keys if key not in curves.by_key]:  # all-to-all is in no whole calibration
-        curves = replace(curves, by_key={**curves.by_key, **quick(engine, missing, budget_s)[0].by_key})
+    curves, known = obtain(engine, keys, budget_s)
     return Prices(curves, "an earlier job" if known else "this job")
+
+
+def _keys(spaces: Iterable[Open], world_size: int) -> list[Key]:
+    """Return the collectives to compare, each once, in an order that is the same on all ranks."""
+    keys: dict[Key, None] = {}
+    for options, layout in spaces:
+        left = [each for own in options for each in schemes.undominated(own, layout, world_size) or own[:1]]
+        stages = [stage for scheme in left for stage in scheme.stages(layout, world_size)]
+        keys |= dict.fromkeys((stage.verb, stage.algorithm) for stage in stages if len(left) > 1)
+    return list(keys)

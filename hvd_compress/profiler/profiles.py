@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import Field, field_validator, model_validator
 
 from hvd_compress import schema
-from hvd_compress.cost.curves import Curve, Curves
+from hvd_compress.cost.curves import Curves
 from hvd_compress.engines.names import EngineName
 from hvd_compress.errors import PlanError
+from hvd_compress.profiler.curves import LogCurve
 
 MODEL, COMPRESSOR, SYSTEM = "model.json", "compressor.json", "system.json"
 """The files of a folder with a whole profile."""
@@ -114,9 +115,9 @@ class Times(schema.Strict):
         self.curve()
         return self
 
-    def curve(self) -> Curve:
+    def curve(self) -> LogCurve:
         """Return seconds by elements. Raises ConfigError where sizes do not increase, or times decrease or are 0."""
-        return Curve(self.numel, tuple(us * 1e-6 for us in self.us))
+        return LogCurve(self.numel, tuple(us * 1e-6 for us in self.us))
 
 
 class DeviceTimes(schema.Strict):
@@ -171,7 +172,7 @@ class CurveRow(schema.Strict):
 
     @model_validator(mode="after")
     def _ordered(self) -> CurveRow:
-        Curve(self.bytes, self.seconds)
+        LogCurve(self.bytes, self.seconds)
         return self
 
 
@@ -212,7 +213,7 @@ class SystemProfile(schema.Strict):
         """Return the measured curves by the name of their link."""
         links = (("within", self.within, self.ranks_per_host), ("across", self.across, self.hosts))
         return {
-            name: Curves(ranks, {(row.verb, row.algorithm): Curve(row.bytes, row.seconds) for row in link.curves})
+            name: Curves(ranks, {(row.verb, row.algorithm): LogCurve(row.bytes, row.seconds) for row in link.curves})
             for name, link, ranks in links
             if link.curves
         }

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.torch as hvd
-from hvd_compress.cost.calibrate import calibrate, measurable
+from hvd_compress.cost.calibrate import Calibrator
 from hvd_compress.cost.store import job_shape, load, save
 from hvd_compress.engines import limits, select, torch_distributed
 from hvd_compress.engines.base import ALGORITHMS, Engine
@@ -117,15 +117,17 @@ def test_more_elements_than_a_call_can_count(engine, monkeypatch):
 
 def test_all_ranks_hold_the_same_curves(engine):
     """Measured here, kept by rank 0, and read back by it alone."""
-    curves = calibrate(engine, budget_s=0.0)
-    assert tuple(curves.by_key) == measurable(engine)
+    verbs = ("broadcast", "allreduce", "allgather")
+    keys = [(verb, name) for verb in verbs for name in ("auto", *engine.capabilities.forcible(verb))]
+    curves = Calibrator(engine, keys, 0.0).run()
+    assert list(curves.by_key) == keys
     mine = torch.frombuffer(bytearray(json.dumps(curves.to_json()).encode()), dtype=torch.uint8)
     assert len({bytes(other.numpy()) for other in engine.allgather(mine)}) == 1
     shape = job_shape(engine)
     with tempfile.TemporaryDirectory() as folder:
         if engine.rank == 0:
             save(curves, shape, Path(folder))
-        assert load(engine, shape, Path(folder)) == (curves,)
+        assert load(engine, shape, keys, Path(folder)) == [curves]
         engine.allreduce(torch.zeros(1))  # nobody removes the folder before all are done
 
 

@@ -27,6 +27,7 @@ ALLOWED = {
     "profiler": {
         "profiler",
         "cost.curves",
+        "cost.formulas",
         "engines.names",
         "errors",
         "guests",

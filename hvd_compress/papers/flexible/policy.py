@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.compressors.sparsifier import kept_of
@@ -27,13 +26,14 @@ from hvd_compress.papers.flexible.resumed import Ratios, loaded, saved
 from hvd_compress.papers.flexible.rollout import HOW, Rollout, roll_out
 from hvd_compress.papers.flexible.settings import RatioSettings
 from hvd_compress.policies.fixed import FixedPolicy
-from hvd_compress.policies.prices import Open, Prices, keys_of, measure
+from hvd_compress.policies.open_paths import open_schemes, unforced
+from hvd_compress.policies.prices import Prices, measure
 from hvd_compress.policies.resumed import decided
 from hvd_compress.policies.roots import STAR, VAR, Roots
 from hvd_compress.policies.telling import TellingPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request
-from hvd_compress.schemes import Probe
+from hvd_compress.schemes import Probe, Scheme
 from hvd_compress.services.agreement import Agreed, gathered, kernels_s, phases, window
 from hvd_compress.services.base import BucketMetrics, Rollouts
 from hvd_compress.services.watch import Watch
@@ -128,35 +128,31 @@ class FlexiblePolicy(TellingPolicy):
     def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
         super().prepare(engine, parameters)
         self._fixed.prepare(engine, parameters)
-        self._parameters = [each for each in parameters if self._paths(each)]
+        self._parameters = [each for each in parameters if self._schemes(each)]
         self._measure(engine)
 
     def _measure(self, engine: Engine) -> None:
         """Collective, in the engine's thread."""
         if self.measuring_s is not None and self._parameters:
-            ways = [self._open(layout) for layout in (self._parameters[0], max(self._parameters, key=_numel))]
-            self._prices = measure(engine, keys_of(ways, self.world_size), self.measuring_s)
-
-    def _open(self, layout: Layout) -> Open:
-        found = [schemes.build(self._request.compressor, path) for path in self._paths(layout)]
-        dense = self._dense(layout)
-        return (found if dense is None else [*found, schemes.build(Cast(), dense)]), layout
+            ends = self._parameters[0], max(self._parameters, key=_numel)
+            ways = [(of, [*self._schemes(of), *unforced(Cast(), of, self.capabilities)[:1]]) for of in ends]
+            self._prices = measure(engine, [([[each] for each in found], of) for of, found in ways], self.measuring_s)
 
     def _dense(self, layout: Layout) -> Path | None:
         """Return by which path a bucket may travel without compression."""
-        found = schemes.variants(Cast(), layout, self.capabilities)
-        return found[0] if found else None
+        found = unforced(Cast(), layout, self.capabilities)
+        return found[0].path if found else None
 
-    def _paths(self, layout: Layout) -> list[Path]:
-        """Return by which paths a bucket may travel: all-gather and AR-Topk, by each algorithm.
+    def _schemes(self, layout: Layout) -> list[Scheme]:
+        """Return what may carry a bucket: all-gather and AR-Topk, by each algorithm.
 
         "star" stands for VAR, too. The broadcast of indices is the engine's own. Formulas leave none out: what they
         call slower, such as a ring, may be the fastest (benchmarks/results/controller-grid.md).
         """
         if not layout.numel or layout.sparse or layout.dtype == torch.float64:
             return []
-        paths = schemes.variants(self._request.compressor, layout, self.capabilities)
-        return [path for path in paths if path.scheme in ("allgather", STAR) and path.broadcast == Path(STAR).broadcast]
+        found = open_schemes(self._request, layout, self.capabilities)
+        return [scheme for scheme in found if scheme.path.broadcast == "auto"]
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
         self._watch.restart(launch)
@@ -171,7 +167,7 @@ class FlexiblePolicy(TellingPolicy):
             ]
         self._buckets = {}
         for number, layout in enumerate(buckets) if self._prices is not None else ():
-            if paths := self._paths(layout):
+            if paths := [each.path for each in self._schemes(layout)]:
                 made = BucketRatio(layout, self._request.compressor, paths, self._dense(layout), self._asked)
                 self._buckets[number] = made
         self._roots = Roots(self._buckets, self.world_size)

@@ -13,7 +13,7 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.papers.flexible.kernels import Kernels
 from hvd_compress.papers.flexible.settings import RatioSettings
 from hvd_compress.papers.flexible.tradeoff import Point, knee, nsga2
-from hvd_compress.policies.prices import Prices
+from hvd_compress.policies.prices import Prices, cheapest
 from hvd_compress.policies.roots import STAR, VAR
 
 NEW_SHARE = 0.5
@@ -78,9 +78,10 @@ class BucketRatio:
     def fastest(self, ratio: float, prices: Prices) -> tuple[float, float, Path]:
         """Return the seconds of kernels and of communication at a ratio, and the path that takes the fewest in all."""
         compressor = self._sparsifier.with_ratio(ratio)
-        taken = prices.by_path([schemes.build(compressor, path) for path in self._paths], self._layout)
-        priced = [(self.kernels.seconds(compressor, path), taken[path], path) for path in self._paths if path in taken]
-        return min(priced, key=lambda each: each[0] + each[1])
+        kernels_s = {path: self.kernels.seconds(compressor, path) for path in self._paths}
+        found = [schemes.build(compressor, path) for path in self._paths]
+        communicate_s, scheme = cheapest(found, self._layout, prices, kernels_s)
+        return kernels_s[scheme.path], communicate_s, scheme.path
 
     def takes(self, compressor: Compressor, path: Path) -> bool:
         """Whether it may travel so."""
@@ -116,4 +117,4 @@ class BucketRatio:
         """Return what it takes without compression; infinity where it may not travel so, or that was not measured."""
         if self._dense is None:
             return math.inf
-        return prices.by_path([schemes.build(Cast(), self._dense)], self._layout).get(self._dense, math.inf)
+        return cheapest([schemes.build(Cast(), self._dense)], self._layout, prices)[0]

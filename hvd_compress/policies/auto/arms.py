@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,13 +9,12 @@ from dataclasses import dataclass, replace
 from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast
-from hvd_compress.compressors.base import MESSAGE_BYTES
-from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.limits import MAX_COUNT
 from hvd_compress.policies.auto.quality import DENSE, Candidate
-from hvd_compress.policies.fixed import any_algorithm, decide
-from hvd_compress.policies.prices import Open, Prices
+from hvd_compress.policies.fixed import decide
+from hvd_compress.policies.open_paths import open_schemes, unforced
+from hvd_compress.policies.prices import ByBytes, Prices, cheapest
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request, compression_device
 from hvd_compress.schemes import Scheme
@@ -85,8 +83,7 @@ class Family(Choices):
     def ways(self, layout: Layout, world_size: int, can: Capabilities) -> Ways:
         found: dict[Candidate, list[Scheme]] = {}
         for candidate in self.candidates:
-            paths = any_algorithm(candidate.compressor, layout, can)
-            built = _countable([schemes.build(candidate.compressor, path) for path in paths], layout, world_size)
+            built = _countable(unforced(candidate.compressor, layout, can), layout, world_size)
             if built:
                 # What others are compared with is what trains without this package, whatever curves say of another way.
                 found[candidate] = built[:1] if candidate is DENSE else built
@@ -116,7 +113,7 @@ class Named(Choices):
 
     def ways(self, layout: Layout, world_size: int, can: Capabilities) -> Ways:
         request = self.request
-        compressor, paths = request.compressor, open_paths(request, layout, can)
+        compressor, built = request.compressor, open_schemes(request, layout, can)
         found: dict[Candidate, list[Scheme]] = {}
         if compressor.has_ratio and request.scheme == "auto":
             dense = [p for p in schemes.variants(Cast(), layout, can) if schemes.verb_of(p.scheme) == "allreduce"]
@@ -124,10 +121,9 @@ class Named(Choices):
                 if request.algorithm in ("auto", path.algorithm):
                     found[Candidate(str(path), Cast())] = [schemes.build(Cast(), path)]
         elif not compressor.has_ratio:
-            built = [schemes.build(compressor, path) for path in paths]
-            first = decide(request, layout, world_size, can).path
-            paths = list(dict.fromkeys([first, *(s.path for s in schemes.undominated(built, layout, world_size))]))
-        own = _countable([schemes.build(compressor, path) for path in paths], layout, world_size)
+            first = schemes.build(compressor, decide(request, layout, world_size, can).path)
+            built = list(dict.fromkeys([first, *schemes.undominated(built, layout, world_size)]))
+        own = _countable(built, layout, world_size)
         found |= {Candidate(str(scheme.path), compressor): [scheme] for scheme in own}
         return found
 
@@ -143,24 +139,6 @@ def leaves_open(request: Request) -> bool:
     return request.scheme == "auto" or (compressor.has_ratio and request.algorithm == "auto")
 
 
-def open_paths(request: Request, layout: Layout, can: Capabilities) -> list[Path]:
-    """Return the paths by which a request can send a bucket: of a sparsifier, or a named scheme, by each algorithm.
-
-    A named algorithm of an allreduce leaves that of an all-gather open. Whose indices AR-Topk uses is no matter of time
-    (`policies/roots.py`): where that is open, ranks take turns, and the broadcast is the engine's own.
-    """
-    compressor, verb, named = request.compressor, request.verb, request.algorithm
-    if request.scheme != "auto":
-        first, *others = schemes.meanings(request.scheme)
-        found = [p for p in schemes.variants(compressor, layout, can) if p.scheme == first]
-        paths = [p for p in found if not others or p.broadcast == "auto"]
-    elif compressor.has_ratio:
-        paths = [p for p in schemes.variants(compressor, layout, can) if p.scheme not in schemes.for_gain()]
-    else:
-        paths = any_algorithm(compressor, layout, can)
-    return [p for p in paths if named in ("auto", p.algorithm) or schemes.verb_of(p.scheme) != verb]
-
-
 def _countable(built: list[Scheme], layout: Layout, world_size: int) -> list[Scheme]:
     """Leave out what gathers more bytes than transports can count, where there is another way."""
     fits = [
@@ -174,16 +152,7 @@ def _countable(built: list[Scheme], layout: Layout, world_size: int) -> list[Sch
     return fits or built
 
 
-def measurable(choices: Choices, layouts: Sequence[Layout], world_size: int, can: Capabilities) -> Iterator[Open]:
-    """Yield what is to be measured: what some network makes the fastest of a candidate's ways, or its only one."""
-    for layout in _of_each_size(layouts):
-        found = choices.ways(layout, world_size, can)
-        if len(found) > 1 or any(len(own) > 1 for own in found.values()):
-            for own in found.values():
-                yield schemes.undominated(own, layout, world_size) or own[:1], layout
-
-
-def _of_each_size(layouts: Sequence[Layout]) -> Iterator[Layout]:
+def of_each_size(layouts: Sequence[Layout]) -> Iterator[Layout]:
     """Yield a small, a middle and a large one of each dtype: others have the same collectives."""
     for dtype in dict.fromkeys(layout.dtype for layout in layouts):
         own = sorted((layout for layout in layouts if layout.dtype == dtype), key=lambda layout: layout.numel)
@@ -209,7 +178,7 @@ def make_arms(
     if not layouts:
         return []
     table = [
-        {candidate: _cheapest(found[candidate], request, layout, world_size, prices) for candidate in found}
+        {candidate: _priced(found[candidate], request, layout, prices or ByBytes(world_size)) for candidate in found}
         for found, layout in zip(ways, layouts, strict=True)
     ]
     arms: list[Arm] = []
@@ -241,17 +210,9 @@ def _as_sent(decision: Decision, layout: Layout) -> object:
     return decision.path, compressor if compressor.compresses else compressor.wire(layout)
 
 
-def _cheapest(
-    found: Sequence[Scheme], request: Request, layout: Layout, world_size: int, prices: Prices | None
+def _priced(
+    found: Sequence[Scheme], request: Request, layout: Layout, prices: Prices | ByBytes
 ) -> tuple[float, Decision]:
-    """Return what the cheapest of some ways costs, and its decision: in seconds by prices, or in bytes without.
-
-    What was not measured is no way to take.
-    """
-    if prices is None:
-        costs = [schemes.chain_bytes(scheme, layout, world_size, MESSAGE_BYTES) for scheme in found]
-    else:
-        taken = prices.by_path(found, layout)
-        costs = [taken.get(scheme.path, math.inf) for scheme in found]
-    cost, place = min(zip(costs, range(len(found)), strict=True))
-    return cost, Decision(found[place].compressor, found[place].path, compression_device(request, layout.device_type))
+    """Return what the cheapest of some ways costs, and its decision."""
+    cost, scheme = cheapest(found, layout, prices)
+    return cost, Decision(scheme.compressor, scheme.path, compression_device(request, layout.device_type))

@@ -14,12 +14,12 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import History
 from hvd_compress.events.recorder import choice
-from hvd_compress.policies.auto.arms import Arm, Choices, Family, make_arms, measurable
+from hvd_compress.policies.auto.arms import Arm, Choices, Family, make_arms, of_each_size
 from hvd_compress.policies.auto.chooser import Chooser
 from hvd_compress.policies.auto.quality import Candidate, Kind, Quality, candidates
 from hvd_compress.policies.auto.search import MARGIN
 from hvd_compress.policies.fixed import decide
-from hvd_compress.policies.prices import Prices, keys_of, measure
+from hvd_compress.policies.prices import Prices, measure
 from hvd_compress.policies.resumed import Resumed, decided, loaded, saved
 from hvd_compress.policies.telling import TellingPolicy
 from hvd_compress.request.decision import Decision
@@ -114,8 +114,9 @@ class AutoPolicy(TellingPolicy):
     def _measure(self, engine: Engine) -> None:
         """Collective, in the engine's thread."""
         if self.measuring_s is not None:
-            ways = measurable(self._choices, self._parameters, self.world_size, self.capabilities)
-            self._prices = measure(engine, keys_of(ways, self.world_size), self.measuring_s)
+            layouts = of_each_size(self._parameters)
+            ways = ((self._choices.ways(each, self.world_size, self.capabilities).values(), each) for each in layouts)
+            self._prices = measure(engine, ways, self.measuring_s)
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
         self._watch.restart(launch)

@@ -16,7 +16,7 @@ from hvd_compress.policies.plan_schema import read
 from hvd_compress.request.request import Request
 from tests.traced import traced
 
-COMMANDS = [("profile",), ("plan", "make"), ("bench", "planner")]
+COMMANDS = [("profile",), ("plan", "make"), ("bench", "planner"), ("probe",)]
 PICTURES = ["plan make", "plan compare"]
 MEANT = [
     ("plan options --only 'alreduce@all'", "did you mean allreduce@all?"),
@@ -29,8 +29,9 @@ CHOICES = ["--engine", "--device", "--communication", "--testbed"]
 
 
 def _beyond(number: str) -> list[list[str]]:
+    counts = [["bench", "planner", "--gpus", number], ["plan", "count-options", "--devices", number]]
     deep = ["profile", "--compressor", f"topk:ratio={'[' * 100_000}", "--", "true"]
-    return [deep, ["bench", "planner", "--gpus", number], ["plan", "count-options", "--devices", number]]
+    return [*counts, deep, ["probe", "--budget", "1e308s"]]
 
 
 BEYOND = [_beyond]
@@ -145,6 +146,8 @@ ALLOWED = {
         "engines.base",
         "engines.launch",
         "engines.layout",
+        "engines.mpi",
+        "engines.mpi_environment",
         "engines.names",
         "errors",
         "extras",
@@ -166,6 +169,7 @@ ALLOWED = {
         "session.gradient_times",
         "session.session",
         "session.step_recorder",
+        "session.worker",
         "settings",
         "timeline",
         "units",
@@ -173,5 +177,5 @@ ALLOWED = {
 }
 """What the modules of this guest may import of the package."""
 
-OPTIONS = [46]
+OPTIONS = [51]
 """Its commands have more options."""

@@ -19,6 +19,7 @@ from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.papers.flexible.policy import FlexiblePolicy
 from hvd_compress.policies import FixedPolicy
 from hvd_compress.request.request import Request
+from hvd_compress.schemes import ARTopk
 from hvd_compress.settings import Settings
 from tests.harness import flat_residual, make_optimizer
 
@@ -124,8 +125,8 @@ def test_training_goes_on_to_the_bit_as_if_there_had_been_none(monkeypatch: pyte
 
     Of two ranks' values all algorithms make the same sum.
     """
-    ways = [paths.Path("star"), paths.Path("star", "ring")]
-    monkeypatch.setattr(FlexiblePolicy, "_paths", lambda *_: ways)
+    ways = [ARTopk(TopK(0.05), paths.Path("star")), ARTopk(TopK(0.05), paths.Path("star", "ring"))]
+    monkeypatch.setattr(FlexiblePolicy, "_schemes", lambda *_: ways)
 
     def go_on(run: SimpleNamespace) -> list[torch.Tensor]:
         session = run.optimizer._reducer.session

@@ -57,7 +57,7 @@ def test_table_marks_the_fastest_of_what_training_can_run() -> None:
         ({"numel": "0"}, "numel"),
         ({"world_size": "0"}, "world-size"),
         ({"candidates": "allgather,gossip"}, "unknown path 'gossip'"),
-        ({"candidates": "dense-bruck"}, "algorithm of dense: 'bruck'"),
+        ({"candidates": "dense-bruck"}, "unknown algorithm of dense 'bruck'"),
     ],
 )
 def test_bad_input_is_one_clear_message(changed: dict[str, str], says: str) -> None:

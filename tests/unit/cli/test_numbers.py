@@ -70,7 +70,6 @@ TEN = f"1{'0' * 400}"
         ["bench", "kernels", "--threads", TEN],
         ["bench", "kernels", "--repetitions", TEN],
         ["bench", "compressors", "--threads", TEN],
-        ["probe", "--budget", "1e308s"],
         *(line for lines in brought("BEYOND") for line in lines(TEN)),
     ],
     ids=lambda arguments: " ".join(arguments)[:60],

@@ -7,14 +7,19 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import BlockQuantizer
 from hvd_compress.cost.store import job_shape
 from hvd_compress.engines import select
 from hvd_compress.engines.base import ENGINES, Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.engines.select import EngineSpec, agree_on_engine
 from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.policies.open_paths import unforced
 from hvd_compress.policies.prices import measure
 from hvd_compress.services.agreement import gathered
+
+LAYOUT = Layout.of(1000)
 
 
 def spec(name: str, obstacle: Callable[[Engine], str | None] = lambda engine: None) -> EngineSpec:
@@ -117,7 +122,8 @@ def test_what_ranks_tell_each_other_goes_over_the_control_and_what_is_measured_o
         assert len(engine.locate()) == 2
         assert gathered([float(engine.rank)], engine) == [[0.0], [1.0]]
         before = engine.sent_bytes
-        measure(engine, [("allreduce", "auto")], 0.0)
+        ways = [[each] for each in unforced(BlockQuantizer(4), LAYOUT, engine.capabilities)]
+        measure(engine, [(ways, LAYOUT)], 0.0)
         assert engine.sent_bytes > before
         assert engine.take_calls() == []
 

@@ -13,11 +13,11 @@ from hvd_compress import schemes
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, OneBit, PowerSGD, TopK
+from hvd_compress.cost.calibrate import SIZES
 from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
 from hvd_compress.cost.predict import predict
-from hvd_compress.cost.quick import SIZES
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.policies import FixedPolicy, PlanFile, Warmup, decide, policy_for

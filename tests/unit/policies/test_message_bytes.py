@@ -17,10 +17,10 @@ from statistics import mean
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import BlockQuantizer, Requantizer
 from hvd_compress.compressors.base import MESSAGE_BYTES
+from hvd_compress.cost.calibrate import SIZES
 from hvd_compress.cost.curves import Curve, Curves
 from hvd_compress.cost.formulas import VERBS, Formulas, Terms
 from hvd_compress.cost.paths import Path
-from hvd_compress.cost.quick import SIZES
 from hvd_compress.policies.fixed import MARGIN
 from hvd_compress.policies.prices import Prices
 from hvd_compress.schemes import build

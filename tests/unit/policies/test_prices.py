@@ -1,4 +1,4 @@
-"""What is measured for a policy: every collective that it asked for."""
+"""What is measured for a policy: every collective of what is open."""
 
 from __future__ import annotations
 
@@ -6,23 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from hvd_compress.cost.calibrate import measurable
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors import BlockQuantizer, Compressor, TopK
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.policies.prices import FEW, measure
+from hvd_compress.policies.open_paths import open_schemes
+from hvd_compress.policies.prices import measure
+from hvd_compress.request.request import Request
+
+LAYOUT = Layout.of(1 << 16)
 
 
-@pytest.mark.parametrize("few", [True, False])
-def test_all_keys_have_a_curve(few: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An all-to-all, too, which is in no whole calibration."""
+@pytest.mark.parametrize("compressors", [[BlockQuantizer(4)], [BlockQuantizer(4), TopK(0.1)]])
+def test_all_collectives_have_a_curve(
+    compressors: list[Compressor], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path))
 
     def body(engine: InProcessEngine) -> dict:
-        whole = [key for key in measurable(engine) if key != ("alltoall", "auto")]
-        keys = [("alltoall", "auto"), *whole][: 2 if few else None]
-        assert (len(keys) <= FEW) == few
-        prices = measure(engine, keys, 0.05)
+        found = [each for of in compressors for each in open_schemes(Request(of), LAYOUT, engine.capabilities)]
+        keys = {(stage.verb, stage.algorithm) for scheme in found for stage in scheme.stages(LAYOUT, 2)}
+        assert ("alltoall", "auto") in keys
+        prices = measure(engine, [([[scheme] for scheme in found], LAYOUT)], 0.05)
         assert prices is not None
-        assert set(keys) <= set(prices.curves.by_key)
+        assert set(prices.curves.by_key) == keys
         return dict(prices.curves.by_key)
 
     first, second = run_ranks(2, body)

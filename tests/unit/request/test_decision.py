@@ -11,8 +11,9 @@ from hvd_compress.compressors import Cast, EFSign, Natural, PowerSGD, TopK
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.errors import ConfigError, UsageError
-from hvd_compress.policies.auto.arms import leaves_open, open_paths
+from hvd_compress.policies.auto.arms import leaves_open
 from hvd_compress.policies.fixed import decide
+from hvd_compress.policies.open_paths import open_schemes
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import AllGather, AllToAll, ARTopk, Dense
@@ -95,7 +96,7 @@ def test_real_steps_choose_among_what_the_request_leaves_open(arguments: dict[st
         return every if scheme != word else [word]
 
     request = Request(TopK(0.1), **arguments)
-    found = [str(way) for way in open_paths(request, Layout.of(10), FORCING)]
+    found = [str(each.path) for each in open_schemes(request, Layout.of(10), FORCING)]
     assert found == [name for word in expected.split() for name in spelled(word)]
     fixed = arguments.keys() == {"scheme", "algorithm"}
     assert leaves_open(request) != fixed

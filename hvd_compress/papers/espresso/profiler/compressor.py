@@ -15,13 +15,14 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.compression.named import compressor_named as compressor_named
 from hvd_compress.compressors import Compressor, Input
 from hvd_compress.compressors.base import SingleRound
-from hvd_compress.cost.curves import Curve, fit_terms
+from hvd_compress.cost.curves import Curve
 from hvd_compress.cost.formulas import Terms
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.feedback.residual import Residual
 from hvd_compress.feedback.states import BucketState
 from hvd_compress.payload import Payload
 from hvd_compress.policies.plan_settings import settings_of
+from hvd_compress.profiler.curves import fit_terms
 from hvd_compress.profiler.profiles import CompressorProfile, Device, DeviceTimes, PayloadSize, Times
 from hvd_compress.session.clocks import Clock, clock_of
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from hvd_compress.cost.calibrate import BUDGET_S, Calibrator, plannable
-from hvd_compress.cost.curves import Curves, fit_terms
+from hvd_compress.cost.calibrate import KIB, Calibrator
+from hvd_compress.cost.curves import Curves, Key
 from hvd_compress.cost.formulas import VERBS
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.profiler.curves import fit
 from hvd_compress.profiler.profiles import LONGEST_US, MOST_BYTES_PER_S, CurveRow, Link, SystemProfile, engine_name
 from hvd_compress.schemes.groups import leaders, no_groups, sizes, within_host
+
+SIZES = tuple(size * KIB for size in (1, 256, 1024, 64, 4096, 8, 16384))
+"""Bytes of a rank's tensor, in the order of measuring."""
+SAMPLES = 5
+BUDGET_S = 3.0
 
 
 def require_measurable(engine: Engine) -> None:
@@ -65,10 +71,10 @@ def measure_system(engine: Engine, budget_s: float = BUDGET_S, source: str = "")
 
 
 def _measured(engine: Engine, budget_s: float) -> Curves:
-    calibrator = Calibrator(engine, budget_s, keys=plannable(engine))
-    while not calibrator.advance(16):
-        pass
-    return calibrator.curves()
+    can = engine.capabilities
+    keys: list[Key] = [(verb, "auto") for verb in VERBS if verb in can.verbs]
+    keys += [("allreduce", name) for name in can.forcible("allreduce")]  # of which the formulas know what they do
+    return Calibrator(engine, keys, budget_s, SIZES, SAMPLES).run()
 
 
 def _link(curves: Curves) -> Link:
@@ -76,15 +82,9 @@ def _link(curves: Curves) -> Link:
 
     Of "auto" the formulas know what is usual, and not what the library does: alpha and beta are coarser then.
     """
-    alpha, beta = curves.fit()
+    alpha, beta = fit(curves)
     if not beta:
-        alpha, beta = fit_terms(
-            [
-                (VERBS[verb](size, curves.world_size, algorithm), seconds)
-                for (verb, algorithm), curve in curves.by_key.items()
-                for size, seconds in zip(curve.sizes, curve.times, strict=True)
-            ]
-        )
+        alpha, beta = fit(curves, forced=False)
     if not beta:  # all of it is latency: no faster than the largest message
         beta = min(curve.times[-1] / curve.sizes[-1] for curve in curves.by_key.values())
     rows = tuple(CurveRow.model_validate(row) for row in curves.to_json())

@@ -10,10 +10,16 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from hvd_compress.cli import probe
 from hvd_compress.cli.main import main
 from hvd_compress.cost.curves import Curve, Curves
+from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.store import JobShape
+from hvd_compress.engines.inprocess import run_ranks
+from hvd_compress.extras import PACKAGES
+from hvd_compress.papers.espresso.cli import probe
+from hvd_compress.profiler.curves import fit
+from tests.unit.cost.played import follow
+from tests.unit.test_extras import run_without
 
 pytestmark = pytest.mark.level2
 
@@ -46,6 +52,19 @@ def test_without_mpirun_one_sentence_says_how(monkeypatch):
     assert len(result.output.splitlines()) == 1
 
 
+def test_without_mpi4py_one_sentence_says_what_is_missing():
+    program = """
+import os
+from click.testing import CliRunner
+from hvd_compress.cli.main import main
+os.environ["PMIX_RANK"] = "0"  # as under mpirun
+result = CliRunner().invoke(main, ["probe"])
+print(result.exit_code, result.stderr.strip())
+"""
+    said = run_without(set(PACKAGES), program)
+    assert said.startswith("2 Error: mpi4py is missing, which engine 'mpi' needs: pip install 'hvd_compress[mpi]'")
+
+
 @pytest.mark.parametrize(
     ("flag", "says"), [("--budget=3", "--budget '3' has no unit: write it as 3s"), ("--timeout=-1s", "not negative")]
 )
@@ -68,6 +87,28 @@ def test_json_on_rank_0_and_the_file_that_it_leaves(tmp_path):
     assert state["curves"] == found["curves"]
 
 
+@pytest.mark.usefixtures("clock")
+def test_hosts_are_known_as_in_a_session():
+    """Or what "auto" is would not be what training uses."""
+
+    def body(engine):
+        probe._curves(engine, 0.0)
+        return engine.capabilities.hosts
+
+    assert run_ranks(3, body) == [(0, 0, 0)] * 3
+
+
+def test_alpha_and_beta_are_those_of_the_network():
+    def body(engine):
+        follow(engine, Formulas(1e-3, 1e-8, 3), slower=1 + engine.rank)  # the mean over ranks; of broadcasts the last
+        return fit(probe._curves(engine, 0.0)[0])
+
+    first, *others = run_ranks(3, body)
+    assert others == [first] * 2
+    assert 2e-3 < first[0] < 3e-3
+    assert 2e-8 < first[1] < 3e-8
+
+
 def test_the_table_marks_what_was_not_measured(capsys):
     curves = Curves(2, {KEY: Curve((1024, 4096), (0.001, 0.004)), ("broadcast", "auto"): Curve((1024,), (0.002,))})
     probe._print(curves, JobShape("MPI", 2, ("a", "b"), "Open MPI v5"), as_json=False)
@@ -83,10 +124,10 @@ def test_a_rank_that_reports_nothing_ends_the_job_with_an_error(tmp_path):
     """It makes the engine as all do, and then sleeps instead of measuring."""
     sleeper = (
         "import os, time\n"
-        "from hvd_compress.cli import probe\n"
-        "from hvd_compress.cost import calibrate\n"
+        "from hvd_compress.cost.calibrate import Calibrator\n"
+        "from hvd_compress.papers.espresso.cli import probe\n"
         "if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n"
-        "    calibrate.calibrate = lambda engine, budget_s: time.sleep(1000)\n"
+        "    Calibrator.run = lambda self: time.sleep(1000)\n"
         "probe.command(['--budget=0s', '--timeout=2s'])\n"
     )
     job = mpirun(2, sys.executable, "-c", sleeper, folder=tmp_path)

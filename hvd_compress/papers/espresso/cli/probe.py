@@ -33,7 +33,7 @@ def command(budget: str, timeout: str, save: bool, as_json: bool) -> None:
     curves, shape = _measured(engine, budget_s, timeout_s)
     if engine.rank == 0:
         if save:
-            _save(curves, shape, budget_s)
+            _save(curves, shape)
         _print(curves, shape, as_json)
 
 
@@ -50,13 +50,11 @@ def _engine() -> Engine:
 
 
 def _measured(engine: Engine, budget_s: float, timeout_s: float) -> tuple[Curves, JobShape]:
-    """Calibrate in a thread of its own, so that a rank that never reports ends in an error."""
-    from hvd_compress.cost.calibrate import calibrate
-    from hvd_compress.cost.store import job_shape
+    """Measure in a thread of its own, so that a rank that never reports ends in an error."""
     from hvd_compress.session.worker import Worker
 
     worker = Worker("hvd-compress-probe")
-    future = worker.submit(lambda: (calibrate(engine, budget_s), job_shape(engine)))
+    future = worker.submit(lambda: _curves(engine, budget_s))
     try:
         return future.result(min(budget_s + timeout_s, threading.TIMEOUT_MAX))
     except FutureTimeout:
@@ -71,12 +69,24 @@ def _measured(engine: Engine, budget_s: float, timeout_s: float) -> tuple[Curves
         raise
 
 
-def _save(curves: Curves, shape: JobShape, budget_s: float) -> None:
+def _curves(engine: Engine, budget_s: float) -> tuple[Curves, JobShape]:
+    """Measure every algorithm that the engine can force, and "auto"."""
+    from hvd_compress.cost.calibrate import Calibrator
+    from hvd_compress.cost.store import job_shape
+    from hvd_compress.papers.espresso.profiler.system import SAMPLES, SIZES
+
+    engine.locate()  # as a session does: what "auto" is depends on who shares a host
+    verbs = ("broadcast", "allreduce", "allgather")
+    keys = [(verb, name) for verb in verbs for name in ("auto", *engine.capabilities.forcible(verb))]
+    return Calibrator(engine, keys, budget_s, SIZES, SAMPLES).run(), job_shape(engine)
+
+
+def _save(curves: Curves, shape: JobShape) -> None:
     from hvd_compress.cost.store import save
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        save(curves, shape, budget_s=budget_s)
+        save(curves, shape)
     for warning in caught:
         click.echo(f"warning: {warning.message}", err=True)
 
@@ -84,7 +94,9 @@ def _save(curves: Curves, shape: JobShape, budget_s: float) -> None:
 def _print(curves: Curves, shape: JobShape, as_json: bool) -> None:
     import dataclasses
 
-    alpha, beta = curves.fit()
+    from hvd_compress.profiler.curves import fit
+
+    alpha, beta = fit(curves)
     if as_json:
         found = {"shape": dataclasses.asdict(shape), "alpha_s": alpha, "beta_s_per_byte": beta}
         click.echo(json.dumps({**found, "curves": curves.to_json()}, indent=1))
