@@ -114,6 +114,13 @@ GUESTS = (
         earlier={"policies.flexible.settings": "policy"},
     ),
     Guest("papers/utility", {"whatif": "Predict whether compression would pay for a model on a network."}),
+    Guest(
+        "bench",
+        {
+            "bench kernels": "Time the kernels beside their floor and beside torch.",
+            "bench compressors": "Time compressions on one bucket, and what they keep of it.",
+        },
+    ),
     Guest("attention", {"chai": "Cluster the heads of a model's attention, and measure it."}),
     Guest("embedding"),
     Guest("netlab", {"netlab": "Emulate a network of hosts on this machine, and run jobs on it."}),

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import torch
 
 from hvd_compress import __version__
-from hvd_compress.bench.machine import machine
 from hvd_compress.buckets.real import element_dtype, gradient_shape
 from hvd_compress.compressors import Compressor
 from hvd_compress.errors import ConfigError, PlanError
+from hvd_compress.measuring import machine
 from hvd_compress.profiler.clocks import Clock, clock_of, device_of
 from hvd_compress.profiler.compressor import BUDGET_S, compressor_named, measure_compressor, require_payloads, sizes_of
 from hvd_compress.profiler.folder import RUN, Claim

@@ -101,7 +101,6 @@ DECODERS = [_decoders]
 
 ALLOWED = {
     "papers/espresso": {
-        "bench",
         "buckets.layout",
         "cli",
         "compression.named",
@@ -113,6 +112,7 @@ ALLOWED = {
         "errors",
         "extras",
         "feedback.states",
+        "measuring",
         "native",
         "papers.espresso",
         "payload",

@@ -10,9 +10,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
-import torch
 from click.testing import CliRunner, Result
 
 from hvd_compress.cli.main import main
@@ -26,21 +24,10 @@ from tests.unit.profiler import profile_files
 
 Arguments = Callable[[Path], list[Any]]
 
-BENCH = ["bench", "compressors", "--compressions", "topk", "--no-peers", "--ranks", 1, "--rounds", 1]
-
-KERNEL = ["--kernel", "accumulate", "--size", "1K", "--repetitions", 1, "--threads", 1]
-
 READERS: dict[str, tuple[str, Arguments]] = {
     "plan check": ("plan.json", lambda folder: ["plan", "check", folder / "plan.json"]),
     "report": ("log.jsonl", lambda folder: ["report", folder / "log.jsonl", "--out", folder / "out.png"]),
     "timeline": ("run.json", lambda folder: ["timeline", folder / "run.json", "--out", folder / "out.png"]),
-    "bench compressors, trace": ("model.json", lambda folder: [*BENCH, "--trace", folder / "model.json"]),
-    "bench compressors, gradient": ("gradient.pt", lambda folder: [*BENCH, "--gradient", folder / "gradient.pt"]),
-    "bench compressors, array": ("gradient.npy", lambda folder: [*BENCH, "--gradient", folder / "gradient.npy"]),
-    "bench kernels": (
-        "gradient.pt",
-        lambda folder: ["bench", "kernels", *KERNEL, "--gradients", folder / "gradient.pt"],
-    ),
     **dict(brought("READERS")),
 }
 """Each file that a command reads, and the command, given a folder of files."""
@@ -107,8 +94,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         history.add(event)
     for write in brought("FILES"):
         write(folder)
-    torch.save(torch.randn(100), folder / "gradient.pt")
-    numpy.save(folder / "gradient.npy", numpy.ones(100, dtype=numpy.float32))
     return folder
 
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from hvd_compress.bench.cli import compressors
 from hvd_compress.bench.compressors import Figure
-from hvd_compress.cli import bench_compressors
 from hvd_compress.cli.main import main
 from hvd_compress.compression.named import names
+from tests.brought import brought
 
 FEW = ["--shapes", "60x50,13", "--ranks", "2", "--rounds", "1"]
 
@@ -44,7 +45,7 @@ def test_a_table_that_fits_and_is_grouped_by_kind() -> None:
     assert rows[0][0] == "compression"
     kinds = [line.split("|")[2].strip() for line in result.stdout.splitlines() if line.startswith("|")][2:]
     assert kinds == ["cast", "cast", "sparsifier", *6 * ["torch hook"]]
-    assert all(len(line) <= bench_compressors.WIDTH for line in result.stdout.splitlines())
+    assert all(len(line) <= compressors.WIDTH for line in result.stdout.splitlines())
 
 
 def test_a_trace(tmp_path: Path) -> None:
@@ -56,12 +57,12 @@ def test_a_trace(tmp_path: Path) -> None:
 
 
 def test_one_that_fails_is_in_its_row_and_in_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    measure = bench_compressors.measure
+    measure = compressors.measure
 
     def fail(name: str, *arguments: object) -> Figure:
         return Figure(name, "quantiser", failure="RuntimeError: no") if name == "int4" else measure(name, *arguments)
 
-    monkeypatch.setattr(bench_compressors, "measure", fail)
+    monkeypatch.setattr(compressors, "measure", fail)
     result = run("--compressions", "int4,int8", "--no-peers")
     assert result.exit_code == 1
     assert "int4 failed: RuntimeError: no" in result.stdout
@@ -103,3 +104,20 @@ def test_two_inputs(tmp_path: Path) -> None:
     result = run("--gradient", str(tmp_path / "gradient.pt"))
     assert result.exit_code == 2
     assert "give one of --gradient, --trace and --shapes" in result.stderr
+
+
+@pytest.mark.parametrize("text", [*names(), "blocks:bits=4,block=128", "topk:ratio=0.5,values=bf16"])
+def test_every_compressor_is_taken_by_name(text: str) -> None:
+    done = run("--no-peers", "--compressions", f"dense,{text}", "--json")
+    assert done.exit_code == 0, done.output
+    assert f'"name": "{text}"' in done.stdout
+
+
+def test_a_threshold_without_a_default_suits_the_gradient(tmp_path: Path) -> None:
+    torch.save(1e-6 * torch.randn(10_000), tmp_path / "gradient.pt")
+    for name in brought("THRESHOLDS"):
+        words = ["--gradient", str(tmp_path / "gradient.pt"), "--compressions", name, "--no-peers", "--json"]
+        result = run("--rounds", "1", "--noise", "0", *words, few=[])
+        (figure,) = json.loads(result.stdout)["figures"]
+        assert 0 < figure["sent_bytes"] < 8 * 10_000
+        assert "tau=" in figure["settings"]

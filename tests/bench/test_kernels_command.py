@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from hvd_compress.cli import bench
+from hvd_compress.bench.cli import kernels as command
 from hvd_compress.cli.main import main
 
 FEW = ["bench", "kernels", "--size", "5000", "--repetitions", "1"]
@@ -67,16 +67,16 @@ def test_two_sources_of_gradients(tmp_path: Path) -> None:
 def test_the_default_and_all_sizes_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, str, int, int]] = []
 
-    def note(grad: torch.Tensor, kind: str, threads: int, repetitions: int, kernels: list[str]) -> list[bench.Figure]:
+    def note(grad: torch.Tensor, kind: str, threads: int, repetitions: int, kernels: list[str]) -> list[command.Figure]:
         asked.append((grad.numel(), kind, threads, repetitions))
-        return [bench.Figure("topk", 0.1, grad.numel(), threads, kind, 1.0, 1.0, 1.0, None, (0.9, 1.1))]
+        return [command.Figure("topk", 0.1, grad.numel(), threads, kind, 1.0, 1.0, 1.0, None, (0.9, 1.1))]
 
-    monkeypatch.setattr(bench, "measure", note)
-    monkeypatch.setattr(bench, "gradients", lambda kind, size: torch.ones(1).expand(size))
+    monkeypatch.setattr(command, "measure", note)
+    monkeypatch.setattr(command, "gradients", lambda kind, size: torch.ones(1).expand(size))
     result = CliRunner().invoke(main, ["bench", "kernels"])
     assert "65,536, 1,048,576, 25,557,032 elements" in result.stderr
     assert "6 tables in about" in result.stderr
-    assert asked == [(size, "normal", threads, 5) for size in bench.SIZES for threads in (1, 2)]
+    assert asked == [(size, "normal", threads, 5) for size in command.SIZES for threads in (1, 2)]
     asked.clear()
     result = CliRunner().invoke(main, ["bench", "kernels", "--full"])
     assert "minutes" in result.stderr

@@ -45,6 +45,13 @@ def test_topk_without_noise_is_what_the_definition_says() -> None:
     assert figure.bits == pytest.approx(64 * k / NUMEL)
 
 
+def test_what_is_corrected_is_sent_or_kept() -> None:
+    """A velocity is part of it: without, more would be sent than there is."""
+    for compressor in (TopK(0.1), *brought("WITH_VELOCITY")):
+        figure = measure("sparse", compressor, gradients(noise=0.0), ranks=2, rounds=1)
+        assert figure.gain + figure.lost == pytest.approx(1.0, rel=1e-5)
+
+
 def test_what_loses_nothing() -> None:
     figure = measure("dense", Cast(), gradients(), ranks=2, rounds=2)
     assert (figure.gain, figure.lost, figure.failure) == (1.0, 0.0, "")

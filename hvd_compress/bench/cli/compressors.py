@@ -20,12 +20,11 @@ from hvd_compress import native
 from hvd_compress.bench.compressors import Figure, measure
 from hvd_compress.bench.hooks import measure_hooks
 from hvd_compress.bench.inputs import SHAPES, Gradients, read_gradient, read_shapes, read_trace, synthetic
-from hvd_compress.bench.machine import machine
-from hvd_compress.bench.timing import fixed_threads
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.cli.numbers import ROUNDS, THREADS
 from hvd_compress.compression.named import NEEDED, compressor_named, each_of, names, request_of
 from hvd_compress.compressors import Compressor
+from hvd_compress.measuring import fixed_threads, machine
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 ABOVE_TAU = 0.01
@@ -33,7 +32,7 @@ ABOVE_TAU = 0.01
 WIDTH = 120
 
 
-@click.command(short_help="Time compressions on one bucket, and what they keep of it.")
+@click.command("compressors", short_help="Time compressions on one bucket, and what they keep of it.")
 @click.option("--gradient", type=FILE, help="A tensor, or a dict of them by name, from torch.save; or a .npy file.")
 @click.option("--trace", type=FILE, help='Tensor sizes: JSON with "tensors", each with "name" and "numel".')
 @click.option("--shapes", metavar="SHAPES", help="Such as 1024x1024,1000. By default the last layers of ResNet-50.")
@@ -52,7 +51,7 @@ WIDTH = 120
 @click.option("--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="Of noise and made values.")
 @click.option("--peers/--no-peers", default=True, help="Whether torch's hooks are measured, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def compressors(
+def command(
     gradient: Path | None,
     trace: Path | None,
     shapes: str | None,
