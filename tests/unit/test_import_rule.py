@@ -221,7 +221,6 @@ CHECKED_BEFORE = (
     "front/horovod/",
     "engines/horovod.py",
     "engines/select.py",
-    "cli/probes.py",
     "cli/trials.py",
 )
 """The drop-in and the constructor of HorovodEngine have imported Horovod; the doctor wants Python's own words."""
