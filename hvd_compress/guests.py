@@ -98,6 +98,7 @@ GUESTS = (
             "plan count-options": "Print how many options the planner's tree has.",
             "plan options": "List the options of the planner's tree.",
             "bench planner": "Time the planner, next to the times of Espresso's paper.",
+            "timeline": "Draw one step from a trace: what hides behind what.",
         },
         {"@": "by_option:ByOption"},
     ),
@@ -114,6 +115,7 @@ GUESTS = (
         earlier={"policies.flexible.settings": "policy"},
     ),
     Guest("papers/utility", {"whatif": "Predict whether compression would pay for a model on a network."}),
+    Guest("report", {"report": "Draw how buckets travelled and why, from a log."}),
     Guest(
         "bench",
         {

@@ -20,8 +20,6 @@ COMMANDS = {
     "probe": "Measure this job's network, under mpirun: alpha, beta, curves.",
     "profile": "Run a training, and record what the planner needs.",
     "plan": "Check a plan for Compression.plan(), or make one.",
-    "report": "Draw how buckets travelled and why, from a log.",
-    "timeline": "Draw one step from a trace: what hides behind what.",
 }
 
 

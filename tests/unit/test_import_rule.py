@@ -49,7 +49,6 @@ ALLOWED = {
     "front/optimizer/named_parameters": {"errors"},
     "settings": {"errors", "extras", "units"},
     "measuring": {"native"},
-    "timeline": {"timeline", "errors", "extras", "events.history", "schema", "schemes.phases"},
     "events": {"events", "buckets.layout", "cost", "errors", "extras", "request", "schemes.phases"},
     "request": {
         "request",
@@ -140,7 +139,6 @@ ALLOWED = {
         "policies",
         "schemes",
         "settings",
-        "timeline",
         "warned",
     },
     **dict(brought("ALLOWED")),

@@ -24,10 +24,10 @@ OPTIONAL = ("horovod", "mpi4py", "matplotlib", "pymoo", "tensorboard", "cloudpic
 MODULES = (
     "front.optimizer.reducer", "front.optimizer.optimizer", "request.decision", "compressors", "schemes",
     "engines.torch_distributed", "engines.inprocess", "cost", "cost.predict", "policies", "policies.auto.policy",
-    "timeline.trace", "attention.cli.chai", "netlab.cli.netlab", "session.session",
+    "events.timeline", "attention.cli.chai", "netlab.cli.netlab", "session.session",
     *(f"papers.espresso.cli.{name}" for name in ("make", "compare", "planner", "options", "count_options")),
     "papers.utility.cli.whatif", "papers.accordion.compressions", "policies", "compression", "ddp",
-    *(f"cli.{name}" for name in ("main", "bench", "choose", "doctor", "plan", "probe", "report")),
+    *(f"cli.{name}" for name in ("main", "bench", "choose", "doctor", "plan", "probe")), "report.cli.report",
 )  # fmt: skip
 
 

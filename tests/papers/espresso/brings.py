@@ -13,10 +13,11 @@ from hvd_compress.cli.main import main
 from hvd_compress.compressors import Compressor
 from hvd_compress.papers.espresso.by_option import ByOption
 from hvd_compress.policies.plan_schema import read
-from tests.traced import traced
+from tests.papers.espresso.traced import traced
 
-COMMANDS = [("plan", "make"), ("bench", "planner")]
-PICTURES = ["plan make", "plan compare"]
+COMMANDS = [("plan", "make"), ("bench", "planner"), ("timeline",)]
+PICTURES = ["plan make", "plan compare", "timeline"]
+DRAWING = ["timeline"]
 MEANT = [
     ("plan options --only 'alreduce@all'", "did you mean allreduce@all?"),
     ("plan count-options --only 'alreduce@all'", "did you mean allreduce@all?"),
@@ -45,6 +46,7 @@ def _bench(folder: Path) -> list[Any]:
 
 
 READERS = {
+    "timeline": ("run.json", lambda folder: ["timeline", folder / "run.json", "--out", folder / "out.png"]),
     "plan make, model": ("model.json", _make),
     "plan make, system": ("system.json", _make),
     "plan make, compressor": ("compressor.json", _make),
@@ -56,6 +58,7 @@ READERS = {
     "bench planner": ("traces/model.json", _bench),
 }
 WRITERS = {
+    "timeline": lambda folder: ["timeline", folder / "run.json", "--out"],
     "plan make, plan": lambda folder: ["plan", "make", folder, "--budget", 0, "--out"],
     "plan make, trace": lambda folder: [*_make(folder), "--trace"],
     "plan make, picture": lambda folder: [*_make(folder), "--picture"],
@@ -121,7 +124,7 @@ ALLOWED = {
         "profiler",
         "schema",
         "schemes",
-        "timeline",
+        "events.timeline",
         "units",
     }
 }

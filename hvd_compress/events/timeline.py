@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hvd_compress.events.history import Event
 from hvd_compress.schemes.phases import PhaseSpans, Span
-from hvd_compress.timeline.array_file import JsonArrayFile
 
 TRAINING = 0
 """The process of the thread that trains; those of buckets follow, in the order in which they are first seen."""
@@ -30,7 +32,7 @@ class TraceRecord:
 
 
 class Timeline:
-    """Writes sampled steps of one rank to a file that is valid JSON at any moment.
+    """Writes sampled steps of one rank to a file that is valid JSON after each of them.
 
     As in Horovod's timeline, times are microseconds from a start that stands in the first record, a process stands for
     what is reduced together, and what takes time is a pair of B and E. In a bucket's process there is a row for each
@@ -52,7 +54,7 @@ class Timeline:
             warnings.warn(f"the timeline {path} is not written: {error}", RuntimeWarning, stacklevel=2)
         ago_s = time.perf_counter() - start_s
         since = {"start_time_since_epoch_in_micros": int((time.time() - ago_s) * 1e6)}
-        self._write([*_process(TRAINING, f"training, rank {rank}", ("STEP",), **since)])
+        self._write(_process(TRAINING, f"training, rank {rank}", ("STEP",), **since))
 
     def step(self, number: int, training: Sequence[tuple[str, Span]], travelled: Sequence[TraceRecord]) -> None:
         """Add one step.
@@ -85,7 +87,7 @@ class Timeline:
         self._write([{"ph": "i", "name": name, "ts": ts, "tid": 0, **where, "args": event.to_json()}])
 
     def close(self) -> None:
-        """Write nothing more. Raises OSError where tidying up the file fails."""
+        """Write nothing more."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -115,14 +117,13 @@ class Timeline:
     def _micros(self, seconds: float) -> int:
         return max(0, int((seconds - self._start_s) * 1e6))
 
-    def _write(self, records: Iterable[Mapping[str, Any]]) -> None:
-        if self._file is None:
+    def _write(self, records: Sequence[Mapping[str, Any]]) -> None:
+        if self._file is None or not records:
             return
         try:
-            for record in records:
-                self._file.add(record)
+            self._file.add(records)
         except OSError as error:
-            self._file = None
+            self.close()
             warnings.warn(f"the timeline {self._path} ends here: {error}", RuntimeWarning, stacklevel=2)
 
 
@@ -134,3 +135,40 @@ def _process(pid: int, name: str, rows: Sequence[str], first: int = 0, **more: A
     for tid, row in enumerate(rows, start=first):
         records.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": row}})
     return records
+
+
+class JsonArrayFile:
+    """A JSON array in a file, which is whole after each write."""
+
+    def __init__(self, path: Path) -> None:
+        """Make an empty one instead of what is there, to which others may still write.
+
+        Raises OSError where that cannot be written, or where it is a device or a pipe, which must not be replaced.
+        """
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is no regular file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        self._file, self._at, self._between = path.open("xb", buffering=0), len(b"["), b"\n"
+        self._file.write(b"[" + _END)
+
+    def add(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append some, in one write over the closing bracket.
+
+        Raises OSError where there is no room, ValueError for what is no JSON, such as NaN; the file stays as it was.
+        """
+        text = self._between + b",\n".join(json.dumps(record, allow_nan=False).encode() for record in records)
+        try:
+            if os.pwrite(self._file.fileno(), text + _END, self._at) < len(text + _END):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            os.pwrite(self._file.fileno(), _END, self._at)  # where there was room for it
+            os.ftruncate(self._file.fileno(), self._at + len(_END))
+            raise
+        self._at, self._between = self._at + len(text), b",\n"
+
+    def close(self) -> None:
+        self._file.close()
+
+
+_END = b"\n]\n"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hvd_compress import schema
-from hvd_compress.errors import ConfigError
-from hvd_compress.timeline.trace import PHASES, TRAINING
+from hvd_compress.errors import ConfigError, PlanError
+from hvd_compress.events.timeline import PHASES, TRAINING
 
 LATEST_US, MOST = 1e15, 1 << 31
 """Microseconds of 30 years; buckets and steps."""
@@ -55,6 +55,16 @@ class TracedStep:
     def us(self) -> float:
         """From the end of the step before to its own."""
         return self.training("WAIT").end_us - self.training("FORWARD").start_us
+
+
+def chosen(steps: Sequence[TracedStep], wanted: int | None, path: Path, otherwise: str = "") -> TracedStep:
+    """Return the step that is wanted, or one as long as the median. Raises PlanError where it is not among them."""
+    if wanted is None:
+        return sorted(steps, key=lambda step: step.us)[len(steps) // 2]
+    by_number = {step.number: step for step in steps}
+    if wanted not in by_number:
+        raise PlanError(f"{path}: step {wanted} is not in it{otherwise}; there are {sorted(by_number)}")
+    return by_number[wanted]
 
 
 def read(path: str | Path) -> list[TracedStep]:

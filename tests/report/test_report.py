@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from click.testing import CliRunner
 from matplotlib.figure import Figure
 
 from hvd_compress.cli.main import main
-from hvd_compress.events import plot
-from hvd_compress.events.history import Event, History
+from hvd_compress.events.history import Event
+from hvd_compress.events.log import Log
+from hvd_compress.report import plot
+from hvd_compress.report.reading import read
 
 EVENTS = (
     Event(9, "choice", 0, "star-ring", 0.01, predicted_s=0.003, reason="the knee: gain 0.3"),
@@ -26,10 +29,9 @@ EVENTS = (
 
 
 def written(folder: Path, events: tuple[Event, ...] = EVENTS) -> Path:
-    history = History(folder / "logs" / "choices.jsonl")
+    log = Log(folder / "logs" / "choices.jsonl")
     for event in events:
-        history.add(event)
-    assert list(history) == list(events)
+        log(event)
     return folder / "logs" / "choices.jsonl"
 
 
@@ -133,8 +135,6 @@ def test_a_picture_before_the_first_window() -> None:
 
 
 def test_a_log_survives_being_written_and_read(tmp_path: Path) -> None:
-    from hvd_compress.events.history import read
-
     assert [event.to_json() for event in read(written(tmp_path))] == [event.to_json() for event in EVENTS]
 
 
@@ -185,3 +185,12 @@ def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
     result = run(written(tmp_path), "--out", tmp_path / "nowhere" / "picture.png")
     assert result.exit_code == 2
     assert "cannot write" in result.output
+
+
+def test_without_matplotlib_it_ends_with_the_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("matplotlib.backends.backend_agg", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)
+    result = run(written(tmp_path))
+    assert result.exit_code == 2
+    words = "Error: matplotlib is missing, which hvd-compress report needs: pip install 'hvd_compress[plot]'"
+    assert result.output.strip() == words

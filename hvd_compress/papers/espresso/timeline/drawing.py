@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvd_compress.errors import ConfigError
-from hvd_compress.extras import needed, require
-from hvd_compress.timeline.boxes import ROWS, Box
+from hvd_compress.cli.outputs import new_figure, save_figure
+from hvd_compress.extras import needed
+from hvd_compress.papers.espresso.timeline.boxes import ROWS, Box
 
+PICTURE = "the picture of a plan"
+"""What needs matplotlib, in an error."""
 LEGEND = 180
 """Characters of a row of the legend, on a figure of the usual width."""
 FEW = 20
@@ -18,8 +20,6 @@ FEW = 20
 CHARACTER = 0.0055
 """Of the width of a picture: a character in a box. What has no room is left out."""
 INCHES = 16
-FORMATS = (".png", ".svg", ".pdf")
-"""By the suffix of a picture."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,6 @@ class Panel:
         return [row for row in ROWS if row in used] + [row for row in used if row not in ROWS]
 
 
-def require_picture(path: Path, what: str = "the picture of a plan") -> None:
-    """Check that such a picture can be made, before there is anything to draw; `what` it is, in words.
-
-    Raises ConfigError for another suffix than those of FORMATS, MissingPackageError where matplotlib is missing.
-    """
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigError(
-            f"cannot draw {path}: the name of a picture ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        )
-    require("matplotlib", what)
-
-
 def draw(panels: Sequence[Panel], path: Path) -> None:
     """Write a picture of timelines above each other on one time axis; the suffix of `path` says which kind.
 
@@ -64,25 +52,19 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
 
     Raises ConfigError where `path` cannot be written, MissingPackageError where matplotlib is missing.
     """
-    with needed("matplotlib", "the picture of a plan"):
+    with needed("matplotlib", PICTURE):
         import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
     names = {box.tensor: box.name for panel in panels for box in panel.boxes if box.tensor >= 0}
     colors = _Colors(matplotlib.colormaps, names)
     heights = [len(panel.rows) for panel in panels]
-    figure = Figure(figsize=(INCHES, 1.6 + 0.75 * sum(heights) + 0.6 * len(panels)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(PICTURE, figsize=(INCHES, 1.6 + 0.75 * sum(heights) + 0.6 * len(panels)))
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     until_ms = max(panel.end_ns for panel in panels) / 1e6
     for axis, panel in zip(axes, panels, strict=True):
         _draw_panel(axis, panel, colors, until_ms)
     axes[-1].set_xlabel("ms")
     colors.explain(figure, axes)
-    try:
-        figure.savefig(path, dpi=130)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot write {path}: {error}") from None
+    save_figure(figure, path, dpi=130)
 
 
 def _draw_panel(axis: Any, panel: Panel, colors: _Colors, until_ms: float) -> None:
@@ -131,7 +113,7 @@ class _Colors:
         return color, 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
 
     def explain(self, figure: Any, axes: Any) -> None:
-        with needed("matplotlib", "the picture of a plan"):
+        with needed("matplotlib", PICTURE):
             from matplotlib.cm import ScalarMappable
             from matplotlib.colors import Normalize
             from matplotlib.patches import Patch

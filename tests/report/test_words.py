@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_compress.events.words import distinct
+from hvd_compress.report.words import distinct
 
 
 def test_settings_by_which_compressors_differ_stay() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from hvd_compress.timeline.boxes import COMPUTATION, TERMS, Box
-from hvd_compress.timeline.reading import TracedStep
+from hvd_compress.papers.espresso.timeline.boxes import COMPUTATION, TERMS, Box
+from hvd_compress.papers.espresso.timeline.reading import TracedStep
 
 _, COMPRESSION, COMMUNICATION = TERMS
 COMMUNICATE = "COMMUNICATE"

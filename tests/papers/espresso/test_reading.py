@@ -9,9 +9,9 @@ import pytest
 
 from hvd_compress.engines.base import Call
 from hvd_compress.errors import ConfigError
+from hvd_compress.events.timeline import Timeline, TraceRecord
+from hvd_compress.papers.espresso.timeline.reading import read
 from hvd_compress.schemes.phases import PhaseSpans
-from hvd_compress.timeline.reading import read
-from hvd_compress.timeline.trace import Timeline, TraceRecord
 
 
 def spans(start: float) -> PhaseSpans:

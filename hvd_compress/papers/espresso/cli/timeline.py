@@ -11,27 +11,28 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hvd_compress.cli.outputs import PICTURES, require_outputs
-from hvd_compress.cli.traced import side_by_side, traced_boxes
-from hvd_compress.errors import ConfigError
-from hvd_compress.timeline.drawing import Panel, draw, require_picture
-from hvd_compress.timeline.reading import TracedSpan, TracedStep, read
-from hvd_compress.timeline.trace import PHASES
+from hvd_compress.cli.outputs import PICTURES, require_outputs, require_picture
+from hvd_compress.events.timeline import PHASES
+from hvd_compress.papers.espresso.timeline.drawing import PICTURE, Panel, draw
+from hvd_compress.papers.espresso.timeline.reading import TracedSpan, TracedStep, chosen, read
+from hvd_compress.papers.espresso.timeline.traced import side_by_side, traced_boxes
 
 
 @click.command("timeline")
 @click.argument("trace", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--step", type=click.IntRange(min=0), help="By default one as long as the median, without step 0.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), help=f"The picture; by default beside the trace, as PNG. {PICTURES}"
+    "--out", type=click.Path(path_type=Path), help=f"The picture; by default next to the trace, as PNG. {PICTURES}"
 )
 def command(trace: Path, step: int | None, out: Path | None) -> None:
     """Draw one step from the TRACE that HVD_COMPRESS_TIMELINE names, and say what hides behind what."""
     picture = out or trace.with_suffix(".png")
     picture = picture if picture.suffix else picture.with_suffix(".png")
     require_outputs({"--out": picture}, [trace])
-    require_picture(picture)
-    shown = _shown(read(trace), step, trace)
+    require_picture(picture, PICTURE)
+    steps = read(trace)
+    later = [each for each in steps if each.number] if step is None else steps
+    shown = chosen(later or steps, step, trace)
     numbers = {name: number for number, name in enumerate(_buckets(shown))}
     boxes = side_by_side(traced_boxes(shown, numbers))
     draw([Panel(f"{trace.name}: step {shown.number}", boxes, round(1e3 * shown.us), "step")], picture)
@@ -39,16 +40,6 @@ def command(trace: Path, step: int | None, out: Path | None) -> None:
     console.print(_table(shown))
     console.print(Text(_summary(shown)))
     click.echo(f"wrote {picture}")
-
-
-def _shown(steps: list[TracedStep], wanted: int | None, path: Path) -> TracedStep:
-    if wanted is None:
-        later = [step for step in steps if step.number] or steps
-        return sorted(later, key=lambda step: step.us)[len(later) // 2]
-    by_number = {step.number: step for step in steps}
-    if wanted not in by_number:
-        raise ConfigError(f"{path}: step {wanted} is not in it; there are {sorted(by_number)}")
-    return by_number[wanted]
 
 
 def _buckets(step: TracedStep) -> list[str]:

@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hvd_compress.errors import ConfigError, shortened
-from hvd_compress.events.history import USED, Event
-from hvd_compress.events.words import distinct
-from hvd_compress.extras import needed
+from hvd_compress.cli.outputs import new_figure, save_figure
+from hvd_compress.errors import shortened
+from hvd_compress.events.history import Event
+from hvd_compress.report.reading import USED
+from hvd_compress.report.words import distinct
 
 LONGEST_NAME = 80
 """Characters; longer than the name of any candidate but an option of the planner's tree."""
@@ -22,16 +23,9 @@ def draw(events: Sequence[Event], path: Path) -> None:
 
     Raises ConfigError where `path` cannot be written, MissingPackageError where matplotlib is missing.
     """
-    with needed("matplotlib", "hvd-compress report"):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    figure = Figure(layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure("hvd-compress report")
     draw_on(figure, events)
-    try:
-        figure.savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot write {path}: {error}") from None
+    save_figure(figure, path)
 
 
 def draw_on(figure: Any, events: Sequence[Event]) -> None:

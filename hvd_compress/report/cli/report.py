@@ -15,15 +15,16 @@ from rich.table import Table
 from rich.text import Text
 
 from hvd_compress.cli.outputs import PICTURES, require_outputs
-from hvd_compress.events.history import Event, read
-from hvd_compress.events.plot import draw
-from hvd_compress.events.words import distinct
+from hvd_compress.events.history import Event
+from hvd_compress.report.plot import draw
+from hvd_compress.report.reading import read
+from hvd_compress.report.words import distinct
 
 
 @click.command("report")
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option(
-    "--out", type=click.Path(path_type=Path), help=f"The picture; by default beside the log, as PNG. {PICTURES}"
+    "--out", type=click.Path(path_type=Path), help=f"The picture; by default next to the log, as PNG. {PICTURES}"
 )
 def command(log: Path, out: Path | None) -> None:
     """Draw how buckets travelled and what that took, from the LOG that HVD_COMPRESS_LOG names."""
