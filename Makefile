@@ -39,7 +39,7 @@ JUNIT = $(if $(TEST_RESULTS),--junitxml='$(TEST_RESULTS)/results.xml')
 PYTHON_SOURCES = hvd_compress tests examples benchmarks tools setup.py
 CPP_SOURCES = $(shell find csrc tests -name '*.hpp' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 # Of what can be taken away: each folder is there or not.
-GUESTS = $(wildcard tests/papers tests/embedding tests/attention tests/netlab)
+GUESTS = $(wildcard tests/papers tests/embedding tests/attention tests/netlab tests/bench tests/report)
 # Jobs first: they wait much, next to tests that compute.
 TESTS = tests/jobs tests/benchmarks tests/checkpoints tests/unit tests/native tests/conformance $(GUESTS)
 PHASES = lint types unit sanitize parallel

@@ -105,6 +105,7 @@ GUESTS = (
             "plan count-options": "Print how many options the planner's tree has.",
             "plan options": "List the options of the planner's tree.",
             "bench planner": "Time the planner, next to the times of Espresso's paper.",
+            "timeline": "Draw one step from a trace: what hides behind what.",
         },
         {
             "@": "by_option:ByOption",
@@ -136,6 +137,14 @@ GUESTS = (
         earlier={"policies.flexible.settings": "policy"},
     ),
     Guest("papers/utility", {"whatif": "Predict whether compression would pay for a model on a network."}),
+    Guest("report", {"report": "Draw how buckets travelled and why, from a log."}),
+    Guest(
+        "bench",
+        {
+            "bench kernels": "Time the kernels beside their floor and beside torch.",
+            "bench compressors": "Time compressions on one bucket, and what they keep of it.",
+        },
+    ),
     Guest("attention", {"chai": "Cluster the heads of a model's attention, and measure it."}),
     Guest("embedding"),
     Guest("netlab", {"netlab": "Emulate a network of hosts on this machine, and run jobs on it."}),

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.frame.lab import run
 from benchmarks.frame.page import table
 from benchmarks.frame.store import BUILD, lines
-from hvd_compress.bench.turns import median_with_interval
+from hvd_compress.measuring import median_with_interval
 
 FOUND = BUILD / "auto" / "networks.jsonl"
 STEPS, SEARCHED, WINDOW = 200, 25, 5

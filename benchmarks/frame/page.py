@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from hvd_compress.bench.turns import median_with_interval
+from hvd_compress.measuring import median_with_interval
 
 
 def table(titles: Sequence[str], rows: Iterable[Iterable[object]], words: int = 1) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.frame.ranks import slowest, together
-from hvd_compress.bench.turns import order
+from hvd_compress.measuring import order
 
 Step = Callable[[], object]
 WARM_UP = 5

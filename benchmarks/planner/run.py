@@ -17,7 +17,7 @@ from benchmarks.frame.store import RESULTS, TRACES
 from benchmarks.planner import page, picture
 from benchmarks.planner.cases import Case, cases, models
 from benchmarks.planner.instances import Distance, distances
-from hvd_compress.bench.machine import machine
+from hvd_compress.measuring import machine
 from hvd_compress.papers.espresso.bench.testbeds import WORK, slower_than_roofline
 
 PAGE = RESULTS / "planner.md"

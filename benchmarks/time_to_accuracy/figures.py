@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.time_to_accuracy.methods import BASELINE, METHODS, REFERENCE
-from hvd_compress.bench.turns import median_with_interval
+from hvd_compress.measuring import median_with_interval
 
 STEPS, EVERY = 240, 20
 """The last step whose dense loss is to be reached, and how often the loss is measured."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from hvd_compress.attention.counts import ClusterCounts
 from hvd_compress.attention.elbow import errors_left
-from hvd_compress.errors import ConfigError
+from hvd_compress.cli.outputs import new_figure, save_figure
 from hvd_compress.extras import needed
 
 MOST_MATRICES = 4
@@ -21,18 +21,12 @@ def draw(counts: ClusterCounts, path: Path) -> None:
     """
     with needed("matplotlib", "hvd-compress chai analyse --plot"):
         import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
     shown = shown_layers(len(counts.layers))
-    figure = Figure(figsize=(3.0 * MOST_MATRICES, 7.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure("hvd-compress chai analyse --plot", figsize=(3.0 * MOST_MATRICES, 7.2))
     parts = figure.subfigures(2, 1, squeeze=False, height_ratios=(3, 4))[:, 0]
     _draw_correlation(parts[0], counts, shown)
     _draw_errors(parts[1].subplots(), counts, matplotlib.colormaps["viridis"])
-    try:
-        figure.savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot write {path}: {error}") from None
+    save_figure(figure, path)
 
 
 def shown_layers(layers: int) -> list[int]:

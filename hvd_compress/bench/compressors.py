@@ -10,8 +10,8 @@ import torch
 
 from hvd_compress.bench.inputs import Gradients
 from hvd_compress.bench.simulation import Energy, SimulatedRank, StepTiming, take_step
-from hvd_compress.bench.timing import timed
 from hvd_compress.compressors.base import Compressor
+from hvd_compress.measuring import timed
 
 WARM_UP = 3
 """Steps that are not timed: memory is mapped, residuals have something in them, a warm start is warm."""

@@ -15,9 +15,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 from hvd_compress.bench.compressors import WARM_UP, Figure, Floor, cosine, guarded, share
 from hvd_compress.bench.inputs import Gradients
-from hvd_compress.bench.timing import timed
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.errors import UsageError
+from hvd_compress.measuring import timed
 
 KIND = "torch hook"
 RANK = 4

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from hvd_compress.bench.timing import timed
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Compressor, Input, Rounds, finish
 from hvd_compress.feedback.residual import Residual
 from hvd_compress.feedback.states import BucketState
+from hvd_compress.measuring import timed
 from hvd_compress.payload import Payload
 
 

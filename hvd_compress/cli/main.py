@@ -18,8 +18,6 @@ COMMANDS = {
     "list": "List the compressions: kind, bits an element, source, schemes.",
     "choose": "Predict by formulas which collective is fastest for a bucket.",
     "plan": "Check a plan for Compression.plan(), or make one.",
-    "report": "Draw how buckets travelled and why, from a log.",
-    "timeline": "Draw one step from a trace: what hides behind what.",
 }
 
 

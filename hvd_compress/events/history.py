@@ -1,25 +1,14 @@
-"""What was decided when and why: in memory, and as lines of JSON for `hvd-compress report`."""
+"""What was decided when and why: a stream of events, which is remembered, and written by those who watch it."""
 
 from __future__ import annotations
 
-import json
 import math
-import reprlib
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hvd_compress.checks import is_number, is_whole
-from hvd_compress.errors import ConfigError
-
 KINDS = ("choice", "window", "metrics", "network", "ccr", "ratio", "rollout", "root")
-USED = ("choice", "window")
-"""Those that say what a bucket uses."""
-MOST = 1e15
-"""No number of an event is larger: neither steps nor seconds."""
 KEPT = 20_000
 """Events that are remembered, some 10 MB: training may take millions of steps."""
 
@@ -69,96 +58,24 @@ class Event:
         return said if self.figures else {k: v for k, v in said.items() if k != "figures"}
 
 
-_NOTHING = Event(0, "")
-_FIELDS = {each.name: type(getattr(_NOTHING, each.name)) for each in fields(Event)}
-"""The type of each field of an event."""
+Watcher = Callable[[Event], None]
 
 
 class History:
-    """The events of a run, in order; `path` receives each as a line of JSON as soon as it happens, `watchers` as well.
+    """The last KEPT events of a run, in order. Watchers are called with each, in the thread that trains."""
 
-    A watcher is called with each event, in the thread that trains. Only the last KEPT are remembered here. Where the
-    file can no longer be written (a full disk), a warning says so, and the training goes on without it.
-    """
-
-    def __init__(self, path: Path | None = None, watchers: Sequence[Callable[[Event], None]] = ()) -> None:
+    def __init__(self, watchers: Sequence[Watcher] = ()) -> None:
         self.events: deque[Event] = deque(maxlen=KEPT)
         self._watchers = watchers
-        self._path = path
-        if path is not None:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text("")
-            except OSError as error:
-                raise ConfigError(f"HVD_COMPRESS_LOG: cannot write {path}: {error.strerror}") from None
 
     def add(self, event: Event) -> None:
         assert event.kind in KINDS
         self.events.append(event)
-        if self._path is not None:
-            self._write(event, self._path)
         for watch in self._watchers:
             watch(event)
-
-    def _write(self, event: Event, path: Path) -> None:
-        try:
-            with path.open("a") as file:
-                file.write(json.dumps(event.to_json()) + "\n")
-        except OSError as error:  # on one rank alone: the others go on
-            self._path = None
-            warnings.warn(f"HVD_COMPRESS_LOG: {path} ends here: {error}", RuntimeWarning, stacklevel=3)
 
     def __len__(self) -> int:
         return len(self.events)
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)
-
-
-def read(path: Path) -> list[Event]:
-    """Return the events of a log. Raises ConfigError that names the line for what is not one."""
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read {path} ({error}); a log is the file that HVD_COMPRESS_LOG named. Nothing is logged for "
-            "Compression.none and Compression.fp16 of hvd_compress.torch, which are Horovod's own"
-        ) from None
-    events = [_event(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
-    if not any(event.kind in USED for event in events):
-        raise ConfigError(f"{path} holds no choice yet: train for some more steps")
-    return events
-
-
-def _event(line: str, where: str) -> Event:
-    try:
-        said = json.loads(line)
-        if not isinstance(said, Mapping):
-            raise ValueError("it is no JSON object")
-        for name, value in said.items():
-            _check(name, value)
-        return Event(**said)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(
-            f"{where}: not an event of a log ({error}); a log is the file that HVD_COMPRESS_LOG named, and a "
-            "last line that was cut short may be removed"
-        ) from None
-
-
-def _check(name: str, value: Any) -> None:
-    """Raise ValueError where a field of a line is none of an event's."""
-    known = _FIELDS.get(name)
-    if known is None:
-        raise ValueError(f"unknown field {reprlib.repr(name)}")
-    if known is dict and isinstance(value, Mapping):
-        right = all(isinstance(each, str) and _is_number(figure, float) for each, figure in value.items())
-    else:
-        right = isinstance(value, str) if known is str else _is_number(value, known)
-    if not right:
-        raise ValueError(f"{name} is {reprlib.repr(value)}")
-    if name == "kind" and value not in KINDS:
-        raise ValueError(f"unknown kind {reprlib.repr(value)}")
-
-
-def _is_number(value: Any, kind: type) -> bool:
-    return (is_whole(value) if kind is int else is_number(value)) and abs(value) <= MOST

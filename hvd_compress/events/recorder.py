@@ -8,7 +8,7 @@ from statistics import median
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines import wire
-from hvd_compress.events.history import Event, History
+from hvd_compress.events.history import Event, Watcher
 from hvd_compress.request.decision import Decision
 from hvd_compress.schemes.phases import PhaseSpans
 
@@ -57,7 +57,7 @@ class _Record:
 
 
 class EventRecorder:
-    """Tells a history how buckets travel, where the policy does not tell it by itself, and what that takes.
+    """Tells watchers how buckets travel, where the policy does not tell it by itself, and what that takes.
 
     Each decision of a bucket is a "choice", once: decisions may take turns, as those of COVAP do. Every 4, 8, ..., 64,
     64, ... steps there is a "window" of each bucket that was exchanged: the median seconds of its exchanges on this
@@ -65,8 +65,8 @@ class EventRecorder:
     Nothing is communicated for it.
     """
 
-    def __init__(self, history: History, world_size: int) -> None:
-        self._history, self._world_size = history, world_size
+    def __init__(self, watchers: Sequence[Watcher], world_size: int) -> None:
+        self._watchers, self._world_size = watchers, world_size
         self._records: list[_Record] = []
         self._length, self._steps = FIRST, 0
 
@@ -83,7 +83,7 @@ class EventRecorder:
             self._records.append(known)
             if number not in without and decision not in known.told:
                 known.told.append(decision)
-                self._history.add(choice(step, number, decision))
+                self._tell(choice(step, number, decision))
 
     def exchanged(self, step: int, decisions: Sequence[Decision], spans: Sequence[PhaseSpans]) -> None:
         """Take what the exchanges of the step that is over took, by number of the bucket."""
@@ -96,15 +96,19 @@ class EventRecorder:
             return
         for number, record in enumerate(self._records):
             if record.seconds and record.sent is not None:
-                self._history.add(_window(step, number, record, record.sent))
+                self._tell(_window(step, number, record, record.sent))
             record.forget()
 
     def end_step(self, step: int, figures: Callable[[], Mapping[str, float]]) -> bool:
         """A step is over, which `figures` describes. Return whether a window ends with the coming one."""
         if self._steps >= self._length:
-            self._history.add(Event(step, "metrics", figures=figures()))
+            self._tell(Event(step, "metrics", figures=figures()))
             self._steps, self._length = 0, min(2 * self._length, LONGEST)
         return self._steps + 1 == self._length
+
+    def _tell(self, event: Event) -> None:
+        for watch in self._watchers:
+            watch(event)
 
 
 def _window(step: int, number: int, record: _Record, sent: Decision) -> Event:

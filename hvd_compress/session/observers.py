@@ -12,9 +12,11 @@ import torch
 from hvd_compress.buckets.plan import Slot
 from hvd_compress.compressors import Cast
 from hvd_compress.engines.base import Engine
-from hvd_compress.events.history import History
+from hvd_compress.events.history import Watcher
+from hvd_compress.events.log import Log
 from hvd_compress.events.recorder import EventRecorder
 from hvd_compress.events.tensorboard import TensorBoard
+from hvd_compress.events.timeline import Timeline, TraceRecord
 from hvd_compress.policies import DecisionPolicy
 from hvd_compress.request.request import Request
 from hvd_compress.schemes.phases import PhaseSpans
@@ -23,7 +25,6 @@ from hvd_compress.session import notices
 from hvd_compress.session.bucket import SessionBucket
 from hvd_compress.session.metrics import StepMetrics
 from hvd_compress.settings import Settings
-from hvd_compress.timeline.trace import Timeline, TraceRecord
 
 
 class Observers:
@@ -34,24 +35,26 @@ class Observers:
         self._every, self._is_first = settings.timeline_every, engine.rank == 0
         self._timeline: Timeline | None = None
         self._board: TensorBoard | None = None
-        self._history: History | None = None
+        self._writers: list[Watcher] = []
         self._recorder: EventRecorder | None = None  # where somebody wants to know
         self._told_nonfinite = False
         file = settings.timeline_of(engine.rank)
         if file:
             self._timeline = Timeline(file, engine.rank, engine.name, start_s)
-        if self._is_first and (settings.log, settings.tensorboard) != (None, None):
-            if settings.tensorboard is not None:
-                self._board = TensorBoard(settings.tensorboard)
-            self._history = History(settings.log, [] if self._board is None else [self._board])
+        if self._is_first and settings.log is not None:
+            self._writers.append(Log(settings.log))
+        if self._is_first and settings.tensorboard is not None:
+            self._board = TensorBoard(settings.tensorboard)
+            self._writers.append(self._board)
 
     def watch(self, policy: DecisionPolicy, world_size: int) -> None:
         """Ranks have met, as many: this policy decides from now on."""
         if self._timeline is not None:
             policy.watch(self._timeline.event)
-        if self._history is not None:
-            policy.watch(self._history.add)
-            self._recorder = EventRecorder(self._history, world_size)
+        for writer in self._writers:
+            policy.watch(writer)
+        if self._writers:
+            self._recorder = EventRecorder(self._writers, world_size)
 
     def opened(self, request: Request, parameters: Mapping[str, Slot], knows_optimizer: bool) -> None:
         """Say what may not be what was meant, where anything but dense gradients was asked for.

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from hvd_compress.bench.machine import machine
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ReplicaError
+from hvd_compress.measuring import machine
 
 FIRST = 1
 """The first exchange to be checked: parameters have changed once by then."""

@@ -21,10 +21,10 @@ NEEDING = [f"hvd_compress.attention.{name}" for name in (*LOADING.split(), *map(
 ALLOWED = {
     "attention": {
         "attention",
-        "bench",
         "cli",
         "errors",
         "extras",
+        "measuring",
         "native",
         "schema",
         "timeline.drawing",

@@ -16,9 +16,9 @@ from torch import nn
 
 from benchmarks.frame.store import append, lines
 from benchmarks.time_to_accuracy import figures, gather, lab, losses, page, tasks, text, training
-from hvd_compress.bench.turns import order
 from hvd_compress.compression import Compression
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.measuring import order
 from hvd_compress.netlab import Lab
 from hvd_compress.optim import DeMo
 

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from hvd_compress.cli.main import main
-from hvd_compress.events.history import read
 from tests.brought import brought
 from tests.jobs.launch import launch
+from tests.logged import events_of
 from tests.unit.events.test_tensorboard import scalars
 
 NAMES = ("int4", "plan", "momentum", "topk", *dict(brought("FIXED")))
@@ -26,15 +26,16 @@ def test_they_hold_how_buckets_travel_and_what_that_takes(launcher: str, ranks: 
     trained = dict(re.findall(r"\[rank 0\] (\w+): (\d) buckets", job.output))
     assert trained.keys() == set(NAMES), job.output
     for name, buckets in trained.items():
-        events = read(tmp_path / f"{name}.jsonl")
+        events = events_of(tmp_path / f"{name}.jsonl")
         for kind in ("choice", "window"):
             assert {event.bucket for event in events if event.kind == kind} == set(range(int(buckets))), name
         assert all(event.reason for event in events if event.kind == "choice")
         assert all(event.measured_s > 0 for event in events if event.kind == "window")
         assert scalars(tmp_path / name)["bucket 0/measured_s"]
-        told = CliRunner(env={"COLUMNS": "300"}).invoke(main, ["report", str(tmp_path / f"{name}.jsonl")])
-        assert told.exit_code == 0, told.output
-        assert events[0].reason in told.output
+        for command in brought("LOG_READERS"):
+            told = CliRunner(env={"COLUMNS": "300"}).invoke(main, [command, str(tmp_path / f"{name}.jsonl")])
+            assert told.exit_code == 0, told.output
+            assert events[0].reason in told.output
 
 
 def test_ranks_choose_alike_what_a_request_leaves_open(tmp_path: Path) -> None:

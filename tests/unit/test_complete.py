@@ -1,4 +1,4 @@
-"""No kernel without its twin, its tests, its row in the benchmark and its line in the documentation."""
+"""No kernel without its twin, its tests and its line in the documentation; its row in the benchmark: tests/bench."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from hvd_compress import _native, native
-from hvd_compress.bench.kernels import kernel_names
 from hvd_compress.native import cuda
 
 ROOT = Path(__file__).parents[2]
@@ -63,11 +62,10 @@ def test_a_kernel_has_its_own_tests(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_a_public_function_is_tested_measured_and_documented(name: str) -> None:
+def test_a_public_function_is_tested_compared_and_documented(name: str) -> None:
     assert re.search(rf"\bnative\.{name}\b", _tests_at_every_level()), "no test at every level"
     assert re.search(rf"\bnative\.{name}\b", (ROOT / "tests/native/test_bad_input.py").read_text())
     assert re.search(rf"\bnative\.{name}\b", (ROOT / "benchmarks/gpu/calls.py").read_text()), "no parity on a GPU"
     timed = "".join(path.read_text() for path in (ROOT / "benchmarks/gpu").glob("cases*.py"))
     assert re.search(rf"\bnative\.{name}\b", timed), "not timed on a GPU"
-    assert any(row.split("/")[0] == name for row in kernel_names()), "no row in hvd-compress bench kernels"
     assert f"`{name}`" in (ROOT / "docs/usage.md").read_text(), "not in docs/usage.md"

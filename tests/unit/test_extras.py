@@ -63,7 +63,6 @@ USES = {
     "patched Horovod": ("horovod", "import hvd_compress; hvd_compress.patch_horovod()"),
     "Horovod's engine": ("horovod", "from hvd_compress.engines.horovod import HorovodEngine; HorovodEngine()"),
     **{name: ("mpi4py", f"import hvd_compress.engines.{name}") for name in MPI_MODULES},
-    "a plot": ("matplotlib", "from hvd_compress.events import plot; plot.draw([], None)"),
     "scalars": ("tensorboard", "from hvd_compress.events.tensorboard import TensorBoard; TensorBoard('.')"),
     "Accelerate": ("accelerate", "import hvd_compress.integrations.accelerate"),
     "Trainer": ("transformers.trainer", "import hvd_compress.integrations.transformers"),
@@ -155,18 +154,6 @@ except MissingPackageError as error:
     print(error)
 """
     assert "'hvd_compress[horovod]'" in run_without({"cloudpickle"}, program)
-
-
-def test_a_command_ends_with_the_sentence(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text('{"step": 1, "kind": "choice"}')
-    program = f"""
-from click.testing import CliRunner
-from hvd_compress.cli.main import main
-result = CliRunner().invoke(main, ["report", {str(tmp_path / "log")!r}])
-print(result.exit_code, result.stderr.strip())
-"""
-    (report,) = run_without(set(PACKAGES), program).splitlines()
-    assert report == "2 Error: matplotlib is missing, which hvd-compress report needs: pip install 'hvd_compress[plot]'"
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -38,19 +38,8 @@ ALLOWED = {
     "front/gradient_hooks": {"front.eagerly"},
     "front/eagerly": set(),
     "front/optimizer/named_parameters": {"errors"},
-    "settings": {"errors", "extras", "guests", "units"},
-    "bench": {
-        "bench",
-        "buckets.layout",
-        "compressors.base",
-        "errors",
-        "extras",
-        "feedback.residual",
-        "feedback.states",
-        "native",
-        "payload",
-    },
-    "timeline": {"timeline", "errors", "extras", "events.history", "schema", "schemes.phases"},
+    "settings": {"checks", "errors", "extras", "guests", "units"},
+    "measuring": {"native"},
     "events": {"events", "buckets.layout", "engines.wire", "errors", "extras", "request", "schemes.phases"},
     "request": {
         "request",
@@ -139,7 +128,7 @@ ALLOWED = {
     "session": {
         "session",
         "__version__",
-        "bench.machine",
+        "measuring",
         "buckets",
         "compressors",
         "cost",
@@ -154,7 +143,6 @@ ALLOWED = {
         "services",
         "schemes",
         "settings",
-        "timeline",
         "warned",
     },
     **dict(brought("ALLOWED")),
@@ -266,7 +254,6 @@ CHECKED_BEFORE = (
     "front/horovod/",
     "engines/horovod.py",
     "engines/select.py",
-    "cli/probes.py",
     "cli/trials.py",
 )
 """The drop-in and the constructor of HorovodEngine have imported Horovod; the doctor wants Python's own words."""

@@ -24,10 +24,10 @@ OPTIONAL = ("horovod", "mpi4py", "matplotlib", "pymoo", "tensorboard", "cloudpic
 MODULES = (
     "front.optimizer.reducer", "front.optimizer.optimizer", "request.decision", "compressors", "schemes",
     "engines.torch_distributed", "engines.inprocess", "cost", "cost.predict", "policies", "policies.auto.policy",
-    "timeline.trace", "attention.cli.chai", "netlab.cli.netlab", "session.session",
+    "events.timeline", "attention.cli.chai", "netlab.cli.netlab", "session.session",
     *(f"papers.espresso.cli.{name}" for name in ("make", "compare", "planner", "options", "count_options", "probe")),
     "papers.utility.cli.whatif", "papers.accordion.compressions", "policies", "compression", "ddp",
-    *(f"cli.{name}" for name in ("main", "bench", "choose", "doctor", "plan", "report")),
+    *(f"cli.{name}" for name in ("main", "bench", "choose", "doctor", "plan")), "report.cli.report",
 )  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def commands() -> None:
     told = command("doctor")
     assert "Training can run over torch.distributed" in told, told
     words = "".join(told.split())  # whatever the lines
-    assert "hvd_compress[horovod]" in words, told
+    assert "tools/install_horovod.py" in words, told
     assert "PyTorchDDPoverglooworks" in words, told
     flags = ["--numel", "25.6M", "--ratio", "1%", "--world-size", "8", "--latency", "1ms", "--bandwidth", "5gbit"]
     assert "fastest" in command("choose", *flags)

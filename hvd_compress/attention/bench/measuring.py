@@ -15,9 +15,8 @@ from hvd_compress.attention.bench.models import one_head_a_cluster, weight_bytes
 from hvd_compress.attention.families import Geometry, geometry
 from hvd_compress.attention.rows import BLOCK_TOKENS
 from hvd_compress.attention.transformers_api import CACHE
-from hvd_compress.bench.timing import timed
-from hvd_compress.bench.turns import median_with_interval, order
 from hvd_compress.errors import ConfigError
+from hvd_compress.measuring import median_with_interval, order, timed
 
 FULL = "full"
 """The model's own attention and cache."""

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hvd_compress.attention.bench.measuring import ALL_KEYS, FULL, Figure
-from hvd_compress.errors import ConfigError
-from hvd_compress.extras import needed
+from hvd_compress.cli.outputs import new_figure, save_figure
 
 
 def draw(figures: Sequence[Figure], title: str, path: Path) -> None:
@@ -15,11 +14,7 @@ def draw(figures: Sequence[Figure], title: str, path: Path) -> None:
 
     Raises ConfigError where `path` cannot be written, MissingPackageError where matplotlib is missing.
     """
-    with needed("matplotlib", "hvd-compress chai bench --plot"):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure as Canvas
-    canvas = Canvas(figsize=(13, 4.4), layout="constrained")
-    FigureCanvasAgg(canvas)
+    canvas = new_figure("hvd-compress chai bench --plot", figsize=(13, 4.4))
     canvas.suptitle(title, fontsize=10)
     panels = canvas.subplots(1, 3)
     names = list(dict.fromkeys(figure.kind for figure in figures))
@@ -41,7 +36,4 @@ def draw(figures: Sequence[Figure], title: str, path: Path) -> None:
         axes.set_xticks(list(all_keys), [str(length) for length in all_keys])
         axes.grid(alpha=0.3)
     canvas.legend(*panels[1].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=6)
-    try:
-        canvas.savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot write {path}: {error}") from None
+    save_figure(canvas, path)

@@ -105,8 +105,7 @@ def bench(
     from hvd_compress.attention.bench.models import balanced_counts, weight_bytes
     from hvd_compress.attention.counts import ClusterCounts
     from hvd_compress.attention.families import geometry
-    from hvd_compress.bench.machine import machine
-    from hvd_compress.bench.timing import fixed_threads
+    from hvd_compress.measuring import fixed_threads, machine
 
     given = None if counts is None else ClusterCounts.load(counts)
     with fixed_threads(threads or torch.get_num_threads()):

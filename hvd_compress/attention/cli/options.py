@@ -49,7 +49,7 @@ def device_of(text: str) -> torch.device:
 
 def require_files(out: Path | None, plot: Path | None, inputs: list[Path], user: str) -> None:
     """Raise ConfigError where files cannot be written; `user` draws the picture."""
-    from hvd_compress.timeline.drawing import require_picture
+    from hvd_compress.cli.outputs import require_picture
 
     require_outputs({"--out": out, "--plot": plot}, inputs)
     if plot is not None:

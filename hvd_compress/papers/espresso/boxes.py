@@ -9,8 +9,8 @@ from hvd_compress.papers.espresso.kernels import Span
 from hvd_compress.papers.espresso.options import PlacedTask
 from hvd_compress.papers.espresso.problem import LANES, Problem
 from hvd_compress.papers.espresso.table import LATENCY
+from hvd_compress.papers.espresso.timeline.boxes import COMPUTATION, ROWS, TERMS, Box
 from hvd_compress.profiler.profiles import MOST_TRACKS
-from hvd_compress.timeline.boxes import COMPUTATION, ROWS, TERMS, Box
 
 COLLECTIVES = "collectives"
 """The lane of both links in a job, whose bytes travel one after the other."""

@@ -9,7 +9,7 @@ from typing import Any
 from hvd_compress import schema
 from hvd_compress.papers.espresso.boxes import COLLECTIVES, TRACKS
 from hvd_compress.papers.espresso.table import LANES, LATENCY
-from hvd_compress.timeline.boxes import Box
+from hvd_compress.papers.espresso.timeline.boxes import Box
 
 PREDICTED = 1
 """The process of the prediction."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hvd_compress.cli.outputs import new_figure, save_figure
 from hvd_compress.errors import ConfigError
-from hvd_compress.extras import needed
 from hvd_compress.papers.utility.answers import needed_compression, pays
 from hvd_compress.papers.utility.model import Case
 
@@ -21,13 +21,9 @@ def draw(cases: Mapping[str, Case], folder: Path) -> list[Path]:
 
     Raises ConfigError where they cannot be written, MissingPackageError where matplotlib is missing.
     """
-    with needed("matplotlib", "hvd-compress whatif --plots"):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
     written = []
     for name, panel in PANELS.items():
-        figure = Figure(figsize=(0.8 + 4.2 * len(cases), 3.7), layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = new_figure("hvd-compress whatif --plots", figsize=(0.8 + 4.2 * len(cases), 3.7))
         for axes, (title, case) in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases.items(), strict=True):
             panel(axes, case)
             axes.set_title(f"{title}\n{_network(case, name)}", fontsize=10, parse_math=False)
@@ -36,9 +32,9 @@ def draw(cases: Mapping[str, Case], folder: Path) -> list[Path]:
         path = folder / f"{name}.png"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=110)
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+        save_figure(figure, path)
         written.append(path)
     return written
 

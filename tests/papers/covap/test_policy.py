@@ -16,7 +16,6 @@ from hvd_compress.compressors import Cast
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
-from hvd_compress.events import history
 from hvd_compress.feedback.schedule import FeedbackSchedule
 from hvd_compress.papers.covap.settings import Covap
 from hvd_compress.papers.covap.sharded import Shard
@@ -38,6 +37,7 @@ from tests.harness import (
     remembered,
     use,
 )
+from tests.logged import events_of
 
 INTERVAL = 3
 ONE = Settings(fusion_threshold_bytes=1 << 20, timeout_s=60)
@@ -352,7 +352,7 @@ def test_decisions_that_take_turns_are_told_once(tmp_path: FilePath) -> None:
         optimizer._reducer.close()
 
     run_ranks(2, body)
-    events = history.read(tmp_path / "log.jsonl")
+    events = events_of(tmp_path / "log.jsonl")
     told = Counter((event.bucket, event.candidate) for event in events if event.kind == "choice")
     assert told == {(number, candidate): 1 for number in range(3) for candidate in ("dense", "skip")}
     windows = [event for event in events if event.kind == "window"]

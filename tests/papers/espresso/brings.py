@@ -14,10 +14,11 @@ from hvd_compress.compressors import BlockQuantizer, Cast, CompressedMomentum, C
 from hvd_compress.papers.espresso.by_option import ByOption
 from hvd_compress.policies.plan_schema import read
 from hvd_compress.request.request import Request
-from tests.traced import traced
+from tests.papers.espresso.traced import traced
 
-COMMANDS = [("profile",), ("plan", "make"), ("bench", "planner"), ("probe",)]
-PICTURES = ["plan make", "plan compare"]
+COMMANDS = [("profile",), ("plan", "make"), ("bench", "planner"), ("probe",), ("timeline",)]
+PICTURES = ["plan make", "plan compare", "timeline"]
+DRAWING = ["timeline"]
 MEANT = [
     ("plan options --only 'alreduce@all'", "did you mean allreduce@all?"),
     ("plan count-options --only 'alreduce@all'", "did you mean allreduce@all?"),
@@ -50,6 +51,7 @@ def _bench(folder: Path) -> list[Any]:
 
 
 READERS = {
+    "timeline": ("run.json", lambda folder: ["timeline", folder / "run.json", "--out", folder / "out.png"]),
     "plan make, model": ("model.json", _make),
     "plan make, system": ("system.json", _make),
     "plan make, compressor": ("compressor.json", _make),
@@ -61,6 +63,7 @@ READERS = {
     "bench planner": ("traces/model.json", _bench),
 }
 WRITERS = {
+    "timeline": lambda folder: ["timeline", folder / "run.json", "--out"],
     "plan make, plan": lambda folder: ["plan", "make", folder, "--budget", 0, "--out"],
     "plan make, trace": lambda folder: [*_make(folder), "--trace"],
     "plan make, picture": lambda folder: [*_make(folder), "--picture"],
@@ -137,7 +140,7 @@ NOT_BY_HOSTS = [
 ALLOWED = {
     "papers/espresso": {
         "__version__",
-        "bench",
+        "measuring",
         "buckets",
         "cli",
         "compression.named",
@@ -171,7 +174,7 @@ ALLOWED = {
         "session.step_recorder",
         "session.worker",
         "settings",
-        "timeline",
+        "events.timeline",
         "units",
     }
 }

@@ -18,11 +18,11 @@ from hvd_compress.papers.espresso.planning import plan
 from hvd_compress.papers.espresso.prices import Prices
 from hvd_compress.papers.espresso.problem import Problem
 from hvd_compress.papers.espresso.table import LANES, option_table
+from hvd_compress.papers.espresso.timeline.boxes import ROWS
 from hvd_compress.papers.espresso.tree.counts import steps
 from hvd_compress.papers.espresso.writing import strategy_of, to_plan
 from hvd_compress.profiler.profiles import MOST_TRACKS, Link
 from hvd_compress.settings import MOST_IN_FLIGHT
-from hvd_compress.timeline.boxes import ROWS
 from tests.papers.espresso.test_prices import BOTH, SYSTEM, _model
 from tests.unit.profiler import profile_files
 

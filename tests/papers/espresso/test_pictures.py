@@ -15,8 +15,8 @@ from hvd_compress.papers.espresso.boxes import boxes
 from hvd_compress.papers.espresso.options import by_name
 from hvd_compress.papers.espresso.problem import LANES, Problem
 from hvd_compress.papers.espresso.table import LATENCY
-from hvd_compress.timeline.boxes import ROWS, TERMS, Box, seconds_by_term
-from hvd_compress.timeline.drawing import FEW, Panel, draw
+from hvd_compress.papers.espresso.timeline.boxes import ROWS, TERMS, Box, seconds_by_term
+from hvd_compress.papers.espresso.timeline.drawing import FEW, Panel, draw
 from tests.papers.espresso.test_prices import BOTH, SYSTEM, _model
 
 OPTION = by_name("reduce_scatter@within comp@host allgather*@across decomp@training allgather@within")

@@ -14,7 +14,7 @@ from hvd_compress.papers.espresso.options import Constraints, options
 from hvd_compress.policies.plan_schema import read
 from hvd_compress.profiler.profiles import ModelProfile
 from hvd_compress.profiler.profiles import read as read_profile
-from tests.traced import traced
+from tests.papers.espresso.traced import traced
 from tests.unit.profiler import profile_files
 
 

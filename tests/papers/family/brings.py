@@ -121,6 +121,8 @@ NO_PAYLOADS = [RandomK(0.1)]
 """Compressors whose payloads cannot be added."""
 ELEMENT_BYTES = [(DGC(0.1), 0.8)]
 ENERGIES = [DGC(0.1), RandomK(0.1, error_feedback=False)]
+WITH_VELOCITY = [DGC(0.9, momentum=0.9)]
+THRESHOLDS = ["threshold"]
 """What a rank alone sends can be looked at."""
 
 ROWS = {

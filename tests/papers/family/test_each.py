@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import pathlib
 import pickle
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from hvd_compress import compressors
-from hvd_compress.bench.compressors import measure
-from hvd_compress.bench.inputs import Gradients
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.cli.main import main
 from hvd_compress.compressors import TopK
 from hvd_compress.compressors.sparse_coding import INDEX_CODINGS, VALUES
 from hvd_compress.cost.paths import Path
@@ -141,21 +135,6 @@ def test_dgc_keeps_what_rounding_takes_beside_its_velocity() -> None:
 )
 def test_what_is_asked_for_is_what_is_requested(found: Request, expected: Request) -> None:
     assert found == expected
-
-
-def test_the_velocity_of_dgc_is_part_of_what_is_corrected() -> None:
-    """Without it more would be sent than there is."""
-    figure = measure("dgc", DGC(0.9, momentum=0.9), Gradients.of(LAYOUT, draw(3), 0.0, 7), ranks=2, rounds=1)
-    assert figure.gain + figure.lost == pytest.approx(1.0, rel=1e-5)
-
-
-def test_the_threshold_suits_the_gradient(tmp_path: pathlib.Path) -> None:
-    torch.save(1e-6 * torch.randn(10_000), tmp_path / "gradient.pt")
-    words = ["--gradient", str(tmp_path / "gradient.pt"), "--compressions", "threshold", "--no-peers", "--json"]
-    result = CliRunner().invoke(main, ["bench", "compressors", "--rounds", "1", "--noise", "0", *words])
-    (figure,) = json.loads(result.stdout)["figures"]
-    assert 0 < figure["sent_bytes"] < 8 * 10_000
-    assert "tau=" in figure["settings"]
 
 
 def test_what_an_earlier_version_has_pickled_can_be_read() -> None:

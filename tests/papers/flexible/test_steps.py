@@ -14,13 +14,13 @@ from hvd_compress import of
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
-from hvd_compress.events.history import read
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.papers.flexible.resumed import loaded
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import Observed
 from hvd_compress.settings import Settings
 from tests.harness import backward, flat_gradient, flat_residual, gradient, make_optimizer, make_parameters, on_engine
+from tests.logged import events_of
 from tests.played import LANES, PlayedLanes
 
 STEPS = 60
@@ -93,7 +93,7 @@ def test_ranks_choose_the_same_ratios_and_nothing_is_lost(tmp_path: Path) -> Non
     assert all(0.002 <= event["ratio"] <= 0.5 and 0 < event["gain"] <= 1 for event in chosen)
     assert all("the knee: gain" in event["reason"] for event in chosen)
     assert len(set(ranks[0][3])) > 1, "it has left the ratio in the middle"
-    told = [event for event in read(tmp_path / "log.jsonl") if event.kind not in ("window", "metrics")]
+    told = [event for event in events_of(tmp_path / "log.jsonl") if event.kind not in ("window", "metrics")]
     assert [json.dumps(event.to_json()) for event in told] == [json.dumps(event) for event in ranks[0][4]]
 
 

@@ -10,37 +10,19 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
-import torch
 from click.testing import CliRunner, Result
 
 from hvd_compress.cli.main import main
-from hvd_compress.events.history import Event, History
-from hvd_compress.policies.plan_schema import read as read_plan
 from tests.absurd import leaves, put
 from tests.brought import brought
 from tests.harness import SHAPES
-from tests.traced import traced
 from tests.unit.profiler import profile_files
 
 Arguments = Callable[[Path], list[Any]]
 
-BENCH = ["bench", "compressors", "--compressions", "topk", "--no-peers", "--ranks", 1, "--rounds", 1]
-
-KERNEL = ["--kernel", "accumulate", "--size", "1K", "--repetitions", 1, "--threads", 1]
-
 READERS: dict[str, tuple[str, Arguments]] = {
     "plan check": ("plan.json", lambda folder: ["plan", "check", folder / "plan.json"]),
-    "report": ("log.jsonl", lambda folder: ["report", folder / "log.jsonl", "--out", folder / "out.png"]),
-    "timeline": ("run.json", lambda folder: ["timeline", folder / "run.json", "--out", folder / "out.png"]),
-    "bench compressors, trace": ("model.json", lambda folder: [*BENCH, "--trace", folder / "model.json"]),
-    "bench compressors, gradient": ("gradient.pt", lambda folder: [*BENCH, "--gradient", folder / "gradient.pt"]),
-    "bench compressors, array": ("gradient.npy", lambda folder: [*BENCH, "--gradient", folder / "gradient.npy"]),
-    "bench kernels": (
-        "gradient.pt",
-        lambda folder: ["bench", "kernels", *KERNEL, "--gradients", folder / "gradient.pt"],
-    ),
     **dict(brought("READERS")),
 }
 """Each file that a command reads, and the command, given a folder of files."""
@@ -101,14 +83,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of files as they should be."""
     folder = profile_files.write(tmp_path_factory.mktemp("hostile") / "files")
     (folder / "plan.json").write_text(json.dumps(PLAN))
-    traced(folder / "run.json", read_plan(folder / "plan.json"))
-    history = History(folder / "log.jsonl")
-    for event in (Event(1, "ratio", 0, ratio=0.01), Event(9, "choice", 0, "star-ring", 0.01, 0.004, 0.003)):
-        history.add(event)
     for write in brought("FILES"):
         write(folder)
-    torch.save(torch.randn(100), folder / "gradient.pt")
-    numpy.save(folder / "gradient.npy", numpy.ones(100, dtype=numpy.float32))
     return folder
 
 
@@ -226,7 +202,7 @@ def test_one_absurd_value_is_read_or_told_in_words(reader: str, files: Path) -> 
     name, arguments = READERS[reader]
     texts = list(absurd(files / name))
     assert len(texts) > 90
-    if reader in ("report", "timeline"):  # which draw, for a third of a second
+    if reader in brought("DRAWING"):  # which draw, for a third of a second
         texts = texts[::11]  # of 17 a leaf: each value, at some leaf, and each leaf
     for text in texts:
         (files / name).write_text(text)
@@ -236,8 +212,6 @@ def test_one_absurd_value_is_read_or_told_in_words(reader: str, files: Path) -> 
 
 
 WRITERS: dict[str, Arguments] = {
-    "report": lambda folder: ["report", folder / "log.jsonl", "--out"],
-    "timeline": lambda folder: ["timeline", folder / "run.json", "--out"],
     **dict(brought("WRITERS")),
 }
 """Each file or folder that a command writes, and the command."""

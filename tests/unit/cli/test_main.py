@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from hvd_compress import __version__
-from hvd_compress.cli import bench
+from hvd_compress.cli import choose
 from hvd_compress.cli.main import COMMANDS, main
 from hvd_compress.errors import ConfigError
 from tests.brought import brought
@@ -25,7 +25,7 @@ def test_every_command_can_be_imported(name: str) -> None:
     assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
 
 
-@pytest.mark.parametrize("group", ["plan", "bench", *brought("GROUPS")])
+@pytest.mark.parametrize("group", ["plan", *brought("GROUPS")])
 @pytest.mark.parametrize("columns", [80, 120])
 def test_help_of_a_group_is_not_cut_short(group: str, columns: int) -> None:
     result = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, [group, "--help"], terminal_width=columns)
@@ -34,7 +34,7 @@ def test_help_of_a_group_is_not_cut_short(group: str, columns: int) -> None:
     assert "..." not in commands
 
 
-@pytest.mark.parametrize("words", ["report", "timeline", *brought("PICTURES")])
+@pytest.mark.parametrize("words", brought("PICTURES"))
 def test_help_says_what_pictures_need(words: str) -> None:
     said = " ".join(CliRunner().invoke(main, [*words.split(), "--help"]).output.split())
     assert "need matplotlib: pip install 'hvd_compress[plot]'" in said
@@ -50,17 +50,20 @@ def test_unknown_command_is_named() -> None:
     assert "docter" in result.output
 
 
+CHOOSE = ["choose", "--numel", "1M", "--ratio", "1%", "--world-size", "4", "--latency", "1ms", "--bandwidth", "1gbit"]
+
+
 def test_an_error_of_ours_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise ConfigError("the compiled kernels cannot be loaded")
 
-    monkeypatch.setattr(bench, "measure", refuse)
-    result = CliRunner().invoke(main, ["bench", "kernels", "--size", "100"])
+    monkeypatch.setattr(choose, "predict", refuse)
+    result = CliRunner().invoke(main, CHOOSE)
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1] == "Error: the compiled kernels cannot be loaded"
     assert "Traceback" not in result.output
 
 
 def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "measure", lambda *_, **__: 1 // 0)
-    assert isinstance(CliRunner().invoke(main, ["bench", "kernels", "--size", "100"]).exception, ZeroDivisionError)
+    monkeypatch.setattr(choose, "predict", lambda *_, **__: 1 // 0)
+    assert isinstance(CliRunner().invoke(main, CHOOSE).exception, ZeroDivisionError)

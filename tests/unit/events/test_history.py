@@ -11,6 +11,7 @@ from hvd_compress import of
 from hvd_compress.compressors import TopK
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.events.history import KEPT, Event, History
+from hvd_compress.events.log import Log
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import backward, make_optimizer, make_parameters
@@ -18,7 +19,7 @@ from tests.harness import backward, make_optimizer, make_parameters
 
 def test_a_full_disk_ends_the_log_and_not_the_training() -> None:
     seen: list[Event] = []
-    history = History(Path("/dev/full"), [seen.append])
+    history = History([Log(Path("/dev/full")), seen.append])
     with pytest.warns(RuntimeWarning, match=r"HVD_COMPRESS_LOG: /dev/full ends here: .*No space left"):
         history.add(Event(1, "choice", 0))
     history.add(Event(2, "window", 0))

@@ -15,7 +15,7 @@ from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, PowerSGD, Top
 from hvd_compress.cost.paths import Path as Travels
 from hvd_compress.engines.calls import Call
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.events.history import Event, History, read
+from hvd_compress.events.history import Event, History
 from hvd_compress.events.recorder import LONGEST, EventRecorder
 from hvd_compress.policies import PlanFile
 from hvd_compress.policies.plan_schema import Plan, Treatment
@@ -27,6 +27,7 @@ from hvd_compress.session.session import Session
 from hvd_compress.settings import Settings
 from tests.brought import brought
 from tests.harness import REQUESTS, backward, make_optimizer, make_parameters, on_engine
+from tests.logged import events_of
 
 PLAN = Plan(version=1, default=Treatment(compressor=settings_of(PowerSGD(2)), scheme="allgather"))
 FIXED = {
@@ -56,7 +57,7 @@ def logged(folder: Path, request: Request, ranks: int, **more: object) -> list[E
         optimizer._reducer.close()
 
     run_ranks(ranks, body)
-    return read(folder / "log.jsonl")
+    return events_of(folder / "log.jsonl")
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -92,13 +93,16 @@ def test_bytes_are_those_of_the_step(tmp_path: Path) -> None:
         return of(optimizer).last_step.sent_bytes / of(optimizer).last_step.dense_bytes
 
     sent = run_ranks(2, body)[0]
-    assert [event.wire_ratio for event in read(tmp_path / "log.jsonl") if event.kind == "window"] == [sent]
+    assert [event.wire_ratio for event in events_of(tmp_path / "log.jsonl") if event.kind == "window"] == [sent]
 
 
 def test_decisions_that_take_turns_are_told_once() -> None:
     """The bucket is sent in every second step, and its window says so."""
     history, layout = History(), Layout.of(10)
-    recorder, turns = EventRecorder(history, 2), [Decision(Cast(), Travels(name)) for name in ("dense", "alltoall")]
+    recorder, turns = (
+        EventRecorder([history.add], 2),
+        [Decision(Cast(), Travels(name)) for name in ("dense", "alltoall")],
+    )
     spans = PhaseSpans((0.0, 1.0), (1.0, 3.0), (3.0, 3.5), (Call("allreduce", "auto", layout.nbytes, 2.0),))
     for step in range(4):
         recorder.decided(step, [(layout, turns[step % 2])], ())
@@ -145,7 +149,7 @@ def test_beside_a_controller_the_buckets_that_it_leaves_alone_are_told(
         return {number for number, way in enumerate(of(optimizer).decisions.values()) if "float64" in way.reason}
 
     alone = run_ranks(2, body)[0]
-    events = read(tmp_path / "log.jsonl")
+    events = events_of(tmp_path / "log.jsonl")
     assert alone
     told = [event for event in events if event.kind == "choice"]
     assert {event.bucket for event in told if event.reason == "float64 gradients are not compressed"} == alone
@@ -167,13 +171,13 @@ def test_buckets_that_are_cut_anew_are_told_anew(tmp_path: Path) -> None:
         session.close()
 
     run_ranks(2, body)
-    told = [(event.step, event.bucket) for event in read(tmp_path / "log.jsonl") if event.kind == "choice"]
+    told = [(event.step, event.bucket) for event in events_of(tmp_path / "log.jsonl") if event.kind == "choice"]
     assert told == [(0, 0), (0, 1), (2, 0), (2, 1)]
 
 
 def test_windows_grow_longer_up_to_a_bound() -> None:
     history = History()
-    recorder, decision = EventRecorder(history, 2), Decision(Cast(), Travels("dense"))
+    recorder, decision = EventRecorder([history.add], 2), Decision(Cast(), Travels("dense"))
     recorder.decided(0, [(Layout.of(10), decision)], ())
     spans = PhaseSpans((0.0, 1.0), (1.0, 3.0), (3.0, 3.5), (Call("allreduce", "auto", 20, 2.0),))
     for step in range(400):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hvd_compress.timeline.boxes import COMPUTATION, TERMS
+from hvd_compress.papers.espresso.timeline.boxes import COMPUTATION, TERMS
 
 NEAR = 0.15
 """A step that is predicted within this share of what it takes is predicted well."""

@@ -12,20 +12,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hvd_compress.cli.outputs import PICTURES, require_outputs
-from hvd_compress.cli.traced import traced_boxes
+from hvd_compress.cli.outputs import PICTURES, require_outputs, require_picture
 from hvd_compress.errors import PlanError
 from hvd_compress.papers.espresso.boxes import step_boxes
 from hvd_compress.papers.espresso.cli.advice import Row, advice
 from hvd_compress.papers.espresso.cli.make import FILE, files_of
 from hvd_compress.papers.espresso.making import Inputs
 from hvd_compress.papers.espresso.problem import Problem
+from hvd_compress.papers.espresso.timeline.boxes import TERMS, Box, seconds_by_term
+from hvd_compress.papers.espresso.timeline.drawing import PICTURE, Panel, draw
+from hvd_compress.papers.espresso.timeline.reading import TracedStep, chosen
+from hvd_compress.papers.espresso.timeline.reading import read as read_timeline
+from hvd_compress.papers.espresso.timeline.traced import traced_boxes
 from hvd_compress.papers.espresso.writing import strategy_of
 from hvd_compress.policies.plan_schema import Plan, read
-from hvd_compress.timeline.boxes import TERMS, Box, seconds_by_term
-from hvd_compress.timeline.drawing import Panel, draw, require_picture
-from hvd_compress.timeline.reading import TracedStep
-from hvd_compress.timeline.reading import read as read_timeline
 
 
 @click.command("compare", short_help="Compare a run's timeline with what its plan predicts.")
@@ -44,7 +44,7 @@ def command(plan: Path, timeline: Path, profile: Path | None, picture: Path | No
     files = _files(found, plan, profile)
     require_outputs({"--picture": picture}, [plan, timeline, *files.values()])
     if picture is not None:
-        require_picture(picture)
+        require_picture(picture, PICTURE)
     try:
         inputs = Inputs.read(files)
     except PlanError as error:
@@ -65,7 +65,7 @@ def command(plan: Path, timeline: Path, profile: Path | None, picture: Path | No
     for line in (*_changed(found, _end_ns(predicted), files), *advice(*rows)):
         console.print(Text(line))
     if picture is not None:
-        shown = _shown(steps, step, timeline)
+        shown = chosen(steps, step, timeline, ", or has other buckets")
         end_ns = round(1e3 * shown.us)
         title = f"{inputs.model.model}: step {shown.number} as measured"
         panels = [
@@ -144,12 +144,3 @@ def _table(rows: Sequence[Row]) -> Table:
 
 def _end_ns(found: Sequence[Box]) -> int:
     return max(one.end_ns for one in found)
-
-
-def _shown(steps: Sequence[TracedStep], wanted: int | None, path: Path) -> TracedStep:
-    if wanted is None:
-        return sorted(steps, key=lambda step: step.us)[len(steps) // 2]
-    by_number = {step.number: step for step in steps}
-    if wanted not in by_number:
-        raise PlanError(f"{path}: step {wanted} is not in it, or has other buckets; there are {sorted(by_number)}")
-    return by_number[wanted]

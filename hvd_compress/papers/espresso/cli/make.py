@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from hvd_compress.cli.outputs import PICTURES, require_outputs
+from hvd_compress.cli.outputs import PICTURES, require_outputs, require_picture
 from hvd_compress.cli.suggesting import Choice
 from hvd_compress.compression.named import compressor_named
 from hvd_compress.engines.names import EngineName
@@ -22,8 +22,8 @@ from hvd_compress.papers.espresso.cli.report import report
 from hvd_compress.papers.espresso.cli.seconds import Seconds
 from hvd_compress.papers.espresso.making import NAMES, Inputs, make
 from hvd_compress.papers.espresso.running import ENGINES
+from hvd_compress.papers.espresso.timeline.drawing import PICTURE, Panel, draw
 from hvd_compress.papers.espresso.writing import to_plan
-from hvd_compress.timeline.drawing import Panel, draw, require_picture
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -62,7 +62,7 @@ def command(
     files = files_of(profile, {"model": model, "system": system, "compressor": compressor})
     require_outputs({"--out": out, "--trace": trace, "--picture": picture}, files.values())
     if picture is not None:
-        require_picture(picture)
+        require_picture(picture, PICTURE)
     inputs = Inputs.read(files)
     began = time.monotonic()
     made = make(inputs, constraints_of(**asked), engine=engine, fusion=fusion, budget_s=budget)

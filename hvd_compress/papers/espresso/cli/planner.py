@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hvd_compress.bench.machine import machine
 from hvd_compress.cli.numbers import RANKS, ROUNDS
 from hvd_compress.cli.suggesting import Choice
 from hvd_compress.errors import ConfigError
+from hvd_compress.measuring import machine
 from hvd_compress.papers.espresso.bench.searches import TIMELINE_BOUND_S, Figure, measure, setup_s
 from hvd_compress.papers.espresso.bench.testbeds import TESTBEDS, WORK, compressor, system
 from hvd_compress.profiler.profiles import ModelProfile, read

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import torch
 
 from hvd_compress import __version__
-from hvd_compress.bench.machine import machine
 from hvd_compress.buckets.real import element_dtype, gradient_shape
 from hvd_compress.checks import check_whole
 from hvd_compress.compressors import Compressor
 from hvd_compress.errors import ConfigError, PlanError
+from hvd_compress.measuring import machine
 from hvd_compress.papers.espresso.profiler.compressor import (
     BUDGET_S,
     compressor_named,

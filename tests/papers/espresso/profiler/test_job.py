@@ -16,7 +16,6 @@ from hvd_compress import of
 from hvd_compress.compressors import Cast, EFSign, PowerSGD
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
-from hvd_compress.events.history import read as events_of
 from hvd_compress.front import recorded
 from hvd_compress.front.recorded import recorded_once
 from hvd_compress.profiler.profiles import (
@@ -32,6 +31,7 @@ from hvd_compress.profiler.profiles import (
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import SHAPES, alone, backward, on_engine
+from tests.logged import events_of
 from tests.papers.espresso.profiler.profiled import REQUEST, SKIP, STEPS, settings, train
 
 

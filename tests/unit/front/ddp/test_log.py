@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import hvd_compress.ddp as hc
-from hvd_compress.events.history import read
+from tests.logged import events_of
 from tests.unit.events.test_tensorboard import scalars
 from tests.unit.front.ddp.job import run_ranks
 from tests.unit.front.ddp.training import BROUGHT, compressed, loss_of, make_model, optimizer_of
@@ -21,7 +21,7 @@ def test_what_is_fixed_is_written_down(name: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(PLAN)
     variables = {"HVD_COMPRESS_LOG": str(tmp_path / "log.jsonl"), "HVD_COMPRESS_TENSORBOARD": str(tmp_path / "runs")}
     buckets = run_ranks(train, name, str(tmp_path / "plan.json"), ranks=2, **variables)[0]
-    events = read(tmp_path / "log.jsonl")
+    events = events_of(tmp_path / "log.jsonl")
     for number in range(buckets):
         own = [event for event in events if event.bucket == number]
         chosen = [event for event in own if event.kind == "choice"]

@@ -22,8 +22,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
 
 import hvd_compress.fsdp as hc
-from hvd_compress.events.history import read
 from hvd_compress.front.fsdp.exchange import ReduceScatterComm
+from tests.logged import events_of
 from tests.unit.front.ddp.job import LIMIT_S, run_ranks
 from tests.unit.front.fsdp.training import (
     BITS,
@@ -298,7 +298,7 @@ def logged(rank: int, mesh: Any) -> None:
         model = compressed(mesh, hc.Compression.int4())
         train(model, adam(model), range(4))
         if rank == 0:
-            events = read(Path(folder, "log.jsonl"))
+            events = events_of(Path(folder, "log.jsonl"))
             assert {event.candidate for event in events if event.kind != "metrics"} == {"reduce-scatter"}
             windows = [event for event in events if event.kind == "window"]
             assert [event.bucket for event in windows] == list(range(BLOCKS + 1))

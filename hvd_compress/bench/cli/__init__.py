@@ -1,0 +1,1 @@
+"""`hvd-compress bench`, a module a command."""

@@ -1,0 +1,1 @@
+"""How buckets travelled, and why: a log as a picture and a table."""

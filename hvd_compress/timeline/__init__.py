@@ -1,1 +1,0 @@
-"""What was done when: a trace of single steps for chrome://tracing and Perfetto."""
