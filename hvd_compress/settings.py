@@ -83,7 +83,7 @@ class Recording(ABC):
 
     @abstractmethod
     def recorder(self, handle: Any, request: Any, settings: Settings) -> Any:
-        """Return the `StepRecorder` of a handle's session. Raises UnsupportedError where nothing can be recorded."""
+        """Return the service that records it, of a handle. Raises UnsupportedError where nothing can be recorded."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hvd_compress.session.step_recorder import StepRecorder
+from hvd_compress.services.base import Service
 from hvd_compress.settings import Recording
 
 
@@ -19,5 +19,5 @@ class Recorded(Recording):
     def written(self) -> tuple[Path, Path]:
         return Path("unused"), Path("unused")
 
-    def recorder(self, handle: Any, request: Any, settings: Any) -> StepRecorder:
-        return StepRecorder()
+    def recorder(self, handle: Any, request: Any, settings: Any) -> Service:
+        return Service()

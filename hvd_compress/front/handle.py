@@ -71,12 +71,12 @@ class Handle:
         check_devices(self.parameters, request)
         self.slots, self.devices = slots_of(self.parameters)
         self.session = Session(self.slots, request, settings, connect, devices=self.devices.values(), **options)
-        self.session.replicas = ReplicaCheck(self.parameters, settings.check_every)
-        tell_of_steps(self.session.replicas)
+        self.session.services.replicas = ReplicaCheck(self.parameters, settings.check_every)
+        tell_of_steps(self.session.services.replicas)
         self.unused = UnusedResult(self.parameters, self.session.drop_step)
         tell_of_steps(self.unused)
-        self.session.ccr.profiler = CcrProfiler(self.parameters)
-        self.session.recorders = [each.recorder(self, request, settings) for each in settings.recordings]
+        self.session.services.ccr.profiler = CcrProfiler(self.parameters)
+        self.session.services.recorders = [each.recorder(self, request, settings) for each in settings.recordings]
 
     @classmethod
     def alone(cls, parameters: Mapping[str, torch.Tensor], request: Request, settings: Settings) -> Handle:
@@ -103,7 +103,7 @@ class Handle:
     @property
     def ccr(self) -> Ccr | None:
         """The communication-to-computation ratio that was profiled last; None before."""
-        return self.session.ccr.found
+        return self.session.services.ccr.found
 
     def metrics(self) -> dict[str, float]:
         """Return the figures of the last step, for any logger; empty before the first. Nothing is communicated.
@@ -155,10 +155,10 @@ class Handle:
         and under FSDP2.
         """
         self._require("profile_ccr")
-        if obstacle := self.session.ccr.obstacle:
+        if obstacle := self.session.services.ccr.obstacle:
             raise UnsupportedError(obstacle)
         check_whole("steps", steps, 1, MOST_STEPS)
-        self.session.ccr.ask(steps)
+        self.session.services.ccr.ask(steps)
 
     def _require(self, method: str) -> None:
         if method in self.front.refuses:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.feedback.states import BucketState
 from hvd_compress.schemes.phases import PhaseSpans
@@ -80,44 +84,78 @@ class Watched(Protocol):
     """What a service may ask of the session that it watches.
 
     Attributes:
-        launch: hands the engine's thread a collective, in step with all ranks.
         learning_rates: gives those of the coming steps, where a front end knows the optimizer.
-        unit: what gradients are multiplied by, as of mixed precision.
-        states: what buckets remember, by number.
     """
 
     learning_rates: Callable[[], Sequence[float]]
 
     @property
-    def launch(self) -> Launch: ...
+    def launch(self) -> Launch:
+        """Hands the engine's thread a collective, in step with all ranks."""
 
     @property
-    def unit(self) -> float: ...
+    def unit(self) -> float:
+        """What gradients are multiplied by, as of mixed precision."""
 
     @property
-    def bucket_states(self) -> Sequence[BucketState]: ...
+    def layouts(self) -> Sequence[Layout]:
+        """The buckets, by number."""
+
+    @property
+    def bucket_states(self) -> Sequence[BucketState]:
+        """What buckets remember, by number."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether the policy tries nothing."""
+
+    @property
+    def results(self) -> Sequence[tuple[Layout, torch.Tensor]]:
+        """The results of the step that is over, of buckets that lie in memory; none where ranks' are not the same."""
 
     def add_results(self) -> None:
         """Add the results of the step that is over to the sums that buckets keep (`PolicySettings.allocates_sum`)."""
 
 
 class Service:
-    """Watches the steps of a session. Each event comes to all services, in the order of `Session.services`.
+    """Watches the steps of a session. Each event comes to all services, in the order of `session/services.py`.
 
     What a service launches it launches on all ranks alike.
+
+    Attributes:
+        holds_back: whether buckets are to be handed over when the backward pass is over: an exchange at the same time
+            would take the cores and the memory that are measured.
     """
 
+    holds_back: bool = False
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return what must be equal on all ranks, in words; before they meet."""
+        return {}
+
+    def met(self, engine: Engine) -> None:
+        """Ranks have shaken hands, perhaps again. Collective, in the engine's thread.
+
+        Raises UnsupportedError, ConfigError, on all ranks alike, where it cannot do what it is for.
+        """
+
     def opened(self, session: Watched) -> None:
-        """Ranks have met, and the policy is prepared."""
+        """The policy is prepared, and the first exchange comes."""
 
     def launched(self, step: int) -> None:
         """All exchanges of a step are launched: a collective may be launched after them, and awaited later."""
 
     def exchanged(self, exchange: Exchange) -> None:
-        """A step is over; how buckets travel in the next one is not decided yet."""
+        """A step is over; how buckets travel in the next one is not decided yet. What it raises ends the step."""
+
+    def ended(self) -> None:
+        """A step counts: what fails here is logged, and raised by the next exchange."""
 
     def end_epoch(self, step: int) -> None:
         """The program says that an epoch is over. `step`: the coming one."""
+
+    def restart(self) -> None:
+        """Ranks will be others: what is on its way is compared with nobody."""
 
     def close(self) -> None:
         """Nothing more comes."""

@@ -61,7 +61,7 @@ class Watch(Service, Generic[Note]):
     """
 
     def __init__(self, policy: Watching[Note], history: History) -> None:
-        """Nothing is watched before restart(). `history`: is told of each alarm."""
+        """Nothing is watched before begin(). `history`: is told of each alarm."""
         self._policy, self._history = policy, history
         self._agreement = Agreement()
         self._notes: list[Note] = []  # of the steps that are recorded
@@ -75,7 +75,7 @@ class Watch(Service, Generic[Note]):
         """Steps that are to be compared."""
         return self._agreement.recorded
 
-    def restart(self, launch: Launch) -> None:
+    def begin(self, launch: Launch) -> None:
         """Buckets are others: forget the steps of those before."""
         self._launch, self.is_first = launch, True
         self.drop()

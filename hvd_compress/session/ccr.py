@@ -12,6 +12,7 @@ from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.policies import DecisionPolicy
 from hvd_compress.services.agreement import gathered
+from hvd_compress.services.base import Exchange, Service, Watched
 from hvd_compress.services.ccr import Ccr, StepRecord, WantsCcr, ccr_of
 from hvd_compress.session.clocks import Clock, clock_of, device_of
 from hvd_compress.session.gradient_times import Recorder
@@ -82,7 +83,7 @@ class CcrProfiler:
         self._recorder, self._exchanges = None, []
 
 
-class CcrMeasurement:
+class CcrMeasurement(Service):
     """Has the communication-to-computation ratio profiled where somebody wants it: a policy or a program.
 
     Attributes:
@@ -93,6 +94,7 @@ class CcrMeasurement:
 
     def __init__(self) -> None:
         self.asked = 0
+        self._session: Watched
         self._of_policy: WantsCcr | None = None
         self._for_policy = False  # what is recorded
         self._layouts: Sequence[Layout] = ()  # of the steps that are recorded
@@ -100,8 +102,7 @@ class CcrMeasurement:
         self.found: Ccr | None = None
 
     @property
-    def active(self) -> bool:
-        """Whether buckets are to be handed over when the backward pass is over."""
+    def holds_back(self) -> bool:  # type: ignore[override]
         return self.profiler is not None and self.profiler.active
 
     @property
@@ -116,48 +117,43 @@ class CcrMeasurement:
             self._of_policy.obstacle = self.obstacle
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Return what must be equal on all ranks, in words."""
         return {} if self._of_policy is None else {"what keeps a CCR from being profiled": self.obstacle}
 
     def ask(self, steps: int) -> None:
         """Have the coming steps recorded, or the first ones in which the policy tries nothing. All ranks call it."""
         self.asked = steps
 
-    def end_step(
-        self,
-        step: int,
-        exchange_s: float,
-        policy: DecisionPolicy,
-        launch: Launch,
-        layouts: Sequence[Layout],
-    ) -> None:
-        """A step is over.
+    def opened(self, session: Watched) -> None:
+        self._session = session
 
-        Args:
-            exchange_s: from when the front end had nothing to do but to wait, to the end.
-            layouts: of its buckets, which may have been cut anew in it.
-        """
+    def exchanged(self, exchange: Exchange) -> None:
+        """Take how long exchanges took beside no backward pass, and begin or end a profile."""
+        layouts = self._session.layouts  # which may have been cut anew in this step
         if self.profiler is None:
             return
         if not self.profiler.active:
-            self._begin(policy, layouts)
+            self._begin(layouts)
         elif layouts != self._layouts:
             self._layouts = layouts
             self.profiler.restart()
-        elif (found := self.profiler.end_step(step, exchange_s, launch)) is not None:
-            if self._for_policy and self._of_policy is not None:
-                self._of_policy.take(step, found)
-            else:
+        else:
+            found = self.profiler.end_step(exchange.step, exchange.moments.waited_s, self._session.launch)
+            if found is not None and self._for_policy and self._of_policy is not None:
+                self._of_policy.take(exchange.step, found)
+            elif found is not None:
                 self.found, self.asked = found, 0
 
-    def _begin(self, policy: DecisionPolicy, layouts: Sequence[Layout]) -> None:
+    def _begin(self, layouts: Sequence[Layout]) -> None:
         """Record the coming steps, if somebody wants that."""
         assert self.profiler is not None
         self._for_policy = self._of_policy is not None and self._of_policy.wanted
-        steps = DEFAULT_CCR_STEPS if self._for_policy else self.asked * policy.settled
+        steps = DEFAULT_CCR_STEPS if self._for_policy else self.asked * self._session.settled
         if steps:
             self._layouts = layouts
             self.profiler.begin(steps)
+
+    def restart(self) -> None:
+        self.close()
 
     def close(self) -> None:
         """Record no more."""

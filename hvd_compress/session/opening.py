@@ -10,10 +10,9 @@ from hvd_compress.buckets.plan import Slot
 from hvd_compress.engines.base import Engine
 from hvd_compress.policies import DecisionPolicy, policy_for
 from hvd_compress.request.request import Request
-from hvd_compress.session.ccr import CcrMeasurement
 from hvd_compress.session.handshake import Agreement, Offer, agree
 from hvd_compress.session.notices import tell_other_choice
-from hvd_compress.session.step_recorder import StepRecorder
+from hvd_compress.session.services import Services
 from hvd_compress.settings import Settings
 
 
@@ -82,7 +81,7 @@ class Opening:
     options: str
     by_rows: bool
 
-    def meet(self, engine: Engine, resuming: Resuming, recorders: Sequence[StepRecorder], ccr: CcrMeasurement) -> Met:
+    def meet(self, engine: Engine, resuming: Resuming, services: Services) -> Met:
         """Shake hands, and prepare the policy. Collective, in the engine's thread.
 
         Raises:
@@ -91,8 +90,8 @@ class Opening:
         """
         engine.tracks_asked = self.settings.in_flight
         policy = policy_for(self.request, self.settings, engine.world_size)
-        ccr.serve(policy)
-        words = self._words(engine, resuming, recorders, ccr)
+        services.take(policy)
+        words = self._words(engine, resuming, services)
         described = [slot.describe(name) for name, slot in self.parameters.items()]
         obstacle = self.settings.obstacle(engine.rank)
         with engine.aside():  # the handshake belongs to no step
@@ -100,8 +99,7 @@ class Opening:
             offer = Offer(words, described, self.order, self.sparse, resuming.step, obstacle, resumes, resuming.choice)
             agreement = agree(engine, offer)
         engine.locate()
-        for recorder in recorders:
-            recorder.prepare(engine)
+        services.met(engine)
         goes_on = bool(agreement.choice) and policy.go_on(agreement.choice)
         if agreement.choice and not goes_on and engine.rank == 0 and engine.world_size > 1:
             tell_other_choice(agreement.choice)
@@ -109,13 +107,7 @@ class Opening:
         policy.prepare(engine, [slot.layout(name, sparse=name in rows) for name, slot in self.parameters.items()])
         return Met(agreement, policy, goes_on)
 
-    def _words(
-        self,
-        engine: Engine,
-        resuming: Resuming,
-        recorders: Sequence[StepRecorder],
-        ccr: CcrMeasurement,
-    ) -> dict[str, str]:
+    def _words(self, engine: Engine, resuming: Resuming, services: Services) -> dict[str, str]:
         """Return what must be equal on all ranks."""
         settings = self.settings
         return {
@@ -129,6 +121,5 @@ class Opening:
             "HVD_COMPRESS_CHECK_EVERY": str(settings.check_every),
             "HVD_COMPRESS_IN_FLIGHT": str(settings.in_flight or "auto"),
             **({"the step to go on with": str(resuming.step)} if resuming.is_again else {}),
-            **{what: said for recorder in recorders for what, said in recorder.fingerprint().items()},
-            **ccr.fingerprint(),
+            **services.fingerprint(),
         }

@@ -17,6 +17,7 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ReplicaError
 from hvd_compress.measuring import machine
+from hvd_compress.services.base import Exchange, Service, Watched
 
 FIRST = 1
 """The first exchange to be checked: parameters have changed once by then."""
@@ -60,7 +61,7 @@ class Sums:
     arithmetic: str
 
 
-class ReplicaCheck:
+class ReplicaCheck(Service):
     """Compares the replicas of all ranks every so many exchanges, and says which parameter differs on which rank.
 
     What ranks compare is launched behind the exchanges of a step, and taken when the next one is over: 24 bytes a rank,
@@ -87,16 +88,24 @@ class ReplicaCheck:
         self._unseen = 0
         self._left: dict[str, int] | None = None
         self.is_replica, self.awaits_step = True, False
+        self._session: Watched
+        self._is_alone = True
 
-    def end_step(self, step: int, buckets: Sequence[tuple[Layout, torch.Tensor]], launch: Launch) -> None:
-        """Take the comparison that is under way, if any, and begin one where it is due. All ranks call it.
+    def opened(self, session: Watched) -> None:
+        self._session = session
 
-        Args:
-            buckets: layouts, and results as they lie there now.
+    def met(self, engine: Engine) -> None:
+        self._is_alone = engine.world_size == 1
+
+    def exchanged(self, exchange: Exchange) -> None:
+        """Take the comparison that is under way, if any, and begin one where it is due.
 
         Raises:
             ReplicaError: replicas differ; on all ranks.
         """
+        buckets, step, launch = self._session.results, exchange.step, self._session.launch
+        if self._is_alone or exchange.moments.held_back or not buckets:
+            return
         layouts = [layout for layout, _ in buckets]
         if self._compared is not None:
             compared, self._compared = self._compared, None
@@ -116,7 +125,6 @@ class ReplicaCheck:
         self._count += 1
 
     def restart(self) -> None:
-        """Ranks are others: what is under way is compared with nobody."""
         self._compared = self._suspected = self._left = None
 
     def take_step(self, is_captured: bool) -> None:

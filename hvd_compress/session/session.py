@@ -22,18 +22,16 @@ from hvd_compress.feedback.states import RESULT_SUM, States
 from hvd_compress.policies import DecisionPolicy
 from hvd_compress.request.request import Request
 from hvd_compress.session.buckets import Buckets
-from hvd_compress.session.ccr import CcrMeasurement
 from hvd_compress.session.gathering import Gathering
 from hvd_compress.session.handshake import Agreement
 from hvd_compress.session.notices import tell_unused
 from hvd_compress.session.opening import Loaded, Met, Opening, Resuming
 from hvd_compress.session.pipeline import Pipeline
-from hvd_compress.session.replicas import ReplicaCheck
 from hvd_compress.session.report import Exchanged, StepReport
 from hvd_compress.session.reporting import Reporting
+from hvd_compress.session.services import Services
 from hvd_compress.session.steering import Steering
 from hvd_compress.session.step import Step
-from hvd_compress.session.step_recorder import StepRecorder
 from hvd_compress.settings import Settings
 
 
@@ -53,9 +51,7 @@ class Session:
         step: of the coming exchange; the same on all ranks from open() on.
         last_step: a report of the last exchange; None before the first.
         steering: how they travel, by the policy.
-        recorders: what records the steps, if anything; a front end that knows parameters sets it before open().
-        ccr: what measures the communication-to-computation ratio; a front end that knows parameters gives a profiler.
-        replicas: what checks that replicas are equal, if anything; a front end that knows parameters sets it.
+        services: what watches its steps.
         loaded: what a checkpoint has brought that was loaded before open().
         cuts_stand: whether no other cut of the gradients is being tried, which a checkpoint would keep for good.
         reporting: what it says of its steps.
@@ -102,9 +98,7 @@ class Session:
         self._gathering = Gathering(self._pipeline.begin)
         self.step = 0
         self.last_step: StepReport | None = None
-        self.recorders: Sequence[StepRecorder] = ()
-        self.ccr = CcrMeasurement()
-        self.replicas: ReplicaCheck | None = None
+        self.services = Services()
         self.loaded, self.cuts_stand = Loaded(), True
         self.may_give_up = False
         self._closed = False
@@ -113,15 +107,6 @@ class Session:
     def policy(self) -> DecisionPolicy | None:
         """What decides; None before open()."""
         return self.steering.policy
-
-    @property
-    def holds_back(self) -> bool:
-        """Whether buckets are to be handed over when the backward pass is over, and not beside it."""
-        return self._is_recorded or self.ccr.active
-
-    @property
-    def _is_recorded(self) -> bool:
-        return any(each.holds_back for each in self.recorders)
 
     @property
     def connected(self) -> bool:
@@ -160,7 +145,7 @@ class Session:
         return agreement
 
     def _meet(self, resuming: Resuming) -> Agreement:
-        meet = partial(self._opening.meet, resuming=resuming, recorders=self.recorders, ccr=self.ccr)
+        meet = partial(self._opening.meet, resuming=resuming, services=self.services)
 
         def met(engine: Engine) -> Met:
             self._engine = engine
@@ -172,6 +157,7 @@ class Session:
         self.step = found.agreement.step
         self.reporting.meet(found.policy, self._engine, self._step.returned_s)
         self.steering.take(found.policy, found.goes_on)
+        self.services.opened(self.steering)
         return found.agreement
 
     def reopen(self, connect: Callable[[], Engine], arrivals: Arrivals | None = None) -> None:
@@ -198,9 +184,7 @@ class Session:
         self.buckets.restart()
         self._step.forget()
         resuming = Resuming(self.step, (), self.policy.chosen(), is_again=True)
-        self.ccr.close()
-        if self.replicas is not None:
-            self.replicas.restart()
+        self.services.restart()
         self._connect = connect
         self._meet(resuming)
         self.set_buckets(self.buckets.layouts, {})
@@ -279,9 +263,8 @@ class Session:
         """
         start_s = perf_counter() if waited_from_s is None else waited_from_s
         try:
-            self.steering.launched(self.step)
+            self.services.launched(self.step)
             over = self._step.finish(self.step, self._engine, self._gathering, gives_up if self.may_give_up else None)
-            self._check_replicas()
             self._show(over, start_s)
             travelled = self.steering.settle(self.step)
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
@@ -294,19 +277,16 @@ class Session:
         self.last_step = self.reporting.ended(self.step, buckets, over, travelled, start_s, self.last_step)
         self.reporting.end_step(self.step, self.buckets.every)
         self.step += 1
-        for recorder in self.recorders:
-            recorder.end_step(self._pipeline.begin)
+        self.services.ended()
         self._step.end()
         return self.last_step
 
     def _show(self, over: Exchanged, start_s: float) -> None:
         """Let services, and all who watch, see what a step was like. `start_s`: when the front end began to wait."""
-        assert self.policy is not None
-        moments = self._step.moments(start_s, self.holds_back)
+        moments = self._step.moments(start_s, self.services.hold_back)
         is_regular = not self.steering.cut_anew and not over.given_up and self._step.is_of_all
-        self.steering.exchanged(self.reporting.exchanged(self.step, self._step.buckets, over, moments, is_regular))
-        begin = self._pipeline.begin
-        self.ccr.end_step(self.step, moments.waited_s, self.policy, begin, self.buckets.layouts)
+        seen = self.reporting.exchanged(self.step, self._step.buckets, over, moments, is_regular)
+        self.services.exchanged(seen)
 
     def gather_figures(self, figures: Sequence[float], what: str = "figures of the program") -> list[list[float]]:
         """Return the figures of all ranks, which bring as many; between two steps. Collective.
@@ -335,7 +315,8 @@ class Session:
         All ranks call it alike.
         """
         if self.policy is not None and not self.failed:
-            self.steering.end_epoch(self.step)
+            self.services.end_epoch(self.step)
+            self.steering.follow(self.step)
 
     def refuse_after_failure(self) -> None:
         """Raise CommunicationError, with the words of the first failure, where an error has ended all exchanges."""
@@ -349,7 +330,7 @@ class Session:
     def fail(self, error: BaseException) -> None:
         """The caller met an error of its own in a step: exchange nothing more."""
         self._pipeline.fail(error)
-        self.ccr.close()
+        self.services.ccr.close()
         native.forget_pending()  # it belongs to this step, and must not fail that of another optimizer
 
     def close(self) -> None:
@@ -357,18 +338,5 @@ class Session:
         self._closed = True
         with ExitStack() as closing:  # each, also where another one fails
             closing.callback(self._pipeline.stop)
-            for close in (
-                self.reporting.close,
-                self.steering.close,
-                *(each.close for each in self.recorders),
-                self.ccr.close,
-            ):
-                closing.callback(close)
-
-    def _check_replicas(self) -> None:
-        if self.replicas is None or self._is_recorded or self._engine.world_size == 1:
-            return
-        if not all(each.scheme.averages for each in self.buckets.every):
-            return
-        results = [(each.layout, each.flat) for each in self._step.buckets if each.flat is not None]
-        self.replicas.end_step(self.step, results, self._pipeline.begin)
+            closing.callback(self.reporting.close)
+            closing.callback(self.services.close)

@@ -1,9 +1,8 @@
-"""How buckets travel: what the policy decides, and what its services watch."""
+"""How buckets travel, as the policy decides."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 
 import torch
 
@@ -16,7 +15,6 @@ from hvd_compress.feedback.states import BucketState
 from hvd_compress.policies import DecisionPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.schemes import Probe
-from hvd_compress.services.base import Exchange
 from hvd_compress.session.buckets import Buckets
 from hvd_compress.session.reporting import Reporting
 from hvd_compress.session.step import Step
@@ -63,6 +61,23 @@ class Steering:
         """What buckets remember, by number."""
         return [bucket.state for bucket in self._buckets.every]
 
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The buckets, by number."""
+        return self._buckets.layouts
+
+    @property
+    def settled(self) -> bool:
+        """Whether the policy tries nothing."""
+        return self.decider.settled
+
+    @property
+    def results(self) -> list[tuple[Layout, torch.Tensor]]:
+        """The results of the step that is over, of buckets that lie in memory; none where ranks' are not the same."""
+        if not all(bucket.scheme.averages for bucket in self._buckets.every):
+            return []
+        return [(bucket.layout, bucket.flat) for bucket in self._step.buckets if bucket.flat is not None]
+
     def add_results(self) -> None:
         """Add the results of the step that is over to the sums that its buckets keep."""
         for bucket in self._step.buckets:
@@ -71,8 +86,6 @@ class Steering:
     def take(self, policy: DecisionPolicy, goes_on: bool) -> None:
         """Ranks have met: this policy decides from now on. `goes_on`: with what another process has chosen."""
         self.policy, self._goes_on = policy, goes_on
-        for service in policy.services:
-            service.opened(self)
 
     def set_buckets(
         self, step: int, layouts: Sequence[Layout], devices: Mapping[str, torch.device], engine: Engine
@@ -107,16 +120,6 @@ class Steering:
             bucket.probe = probes.get(number, Probe())
         self._reporting.decided(step if decided_in is None else decided_in, every, policy)
 
-    def launched(self, step: int) -> None:
-        """All exchanges of a step are launched."""
-        for service in self.decider.services:
-            service.launched(step)
-
-    def exchanged(self, exchange: Exchange) -> None:
-        """A step is over, and committed."""
-        for service in self.decider.services:
-            service.exchanged(exchange)
-
     def settle(self, step: int) -> list[tuple[Layout, Decision]]:
         """Let buckets travel as the policy says from the next step on. Return how they have travelled in this one."""
         buckets = self._step.buckets
@@ -129,18 +132,6 @@ class Steering:
         self.cut_anew = False
         self.follow(step + 1, step)
         return travelled
-
-    def end_epoch(self, step: int) -> None:
-        """The program says that an epoch is over, between two steps. `step`: the coming one."""
-        for service in self.decider.services:
-            service.end_epoch(step)
-        self.follow(step)
-
-    def close(self) -> None:
-        """Let services end."""
-        with ExitStack() as closing:  # each, also where another one fails
-            for service in self.policy.services if self.policy is not None else ():
-                closing.callback(service.close)
 
 
 def _as_rows(layout: Layout) -> Decision:

@@ -95,6 +95,7 @@ ALLOWED = {
         "native",
     },
     "services": {
+        "buckets.layout",
         "services",
         "engines.base",
         "engines.launch",

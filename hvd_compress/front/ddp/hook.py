@@ -165,7 +165,7 @@ class GradientHook:
         )
         self._step.append(taken)
         self._held = self._held or self._resumes or number >= len(known) or known[number] != layout
-        if not self._held and not self.session.holds_back:
+        if not self._held and not self.session.services.hold_back:
             self._submit(number, taken.flat)
         if bucket.is_last():
             self._finish()
@@ -191,8 +191,8 @@ class GradientHook:
             if not self.session.buckets.is_launched(number):
                 self._submit(number, flat)
         in_backward = torch._C._current_graph_task_id() != -1  # not where join() lets a rank that is done take part
-        if self.session.replicas is not None:
-            self.session.replicas.is_replica = in_backward
+        if self.session.services.replicas is not None:
+            self.session.services.replicas.is_replica = in_backward
         self.session.end_step(start_s)
         self._has_begun = False
         self._advise()
@@ -215,7 +215,7 @@ class GradientHook:
         Collective, in the last step that is watched: what counts is the wait of the rank that waits for no other.
         """
         session, report = self.session, self.session.last_step
-        if self._watch is None or report is None or self._steps <= FIRST_CUT_STEPS or session.holds_back:
+        if self._watch is None or report is None or self._steps <= FIRST_CUT_STEPS or session.services.hold_back:
             return
         if self._watch.add(report.wait_s):
             least_s, layouts, self._watch = self._watch.least_s, session.buckets.layouts, None

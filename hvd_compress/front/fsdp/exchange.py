@@ -67,9 +67,9 @@ class GradientExchange:
         self.session = self.handle.session
         shards = {shard.name: weakref.ref(shard) for group in groups for shard in group.every}
         replicas = _Tensors(shards, Shard.local)
-        self.session.replicas = None if scatters else ReplicaCheck(replicas, settings.check_every)
-        if self.session.replicas is not None:
-            tell_of_steps(self.session.replicas)
+        self.session.services.replicas = None if scatters else ReplicaCheck(replicas, settings.check_every)
+        if self.session.services.replicas is not None:
+            tell_of_steps(self.session.services.replicas)
         self._unused = UnusedResult(_Tensors(shards, lambda shard: shard.parameter), self.session.drop_step)
         tell_of_steps(self._unused)
         self._flats: dict[tuple[str, ...], torch.Tensor] = {}  # of shards that replicas average

@@ -127,7 +127,7 @@ class Reducer:
             number = self._number_of[name]
             full = self._buckets[number].arrive(name)
             self.session.buckets.mark_ready(number)
-            if full and not self.session.holds_back:
+            if full and not self.session.services.hold_back:
                 self.session.submit(number, self._buckets[number].flat)
 
     def finish(self) -> StepReport:
@@ -256,7 +256,7 @@ class Reducer:
     def _consider(self, cutting: Cutting, report: StepReport) -> None:
         """A step is over: perhaps cut its results, and all that follow, anew. All ranks come by here."""
         assert self.session.policy is not None
-        if self.session.holds_back or not self.session.policy.settled:
+        if self.session.services.hold_back or not self.session.policy.settled:
             return
         figures = cutting.step(report.wait_s, perf_counter() - self._ended_s)
         if not figures:

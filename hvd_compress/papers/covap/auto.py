@@ -69,7 +69,7 @@ class AutoCovapPolicy(CovapPolicy, TellingPolicy):
         return True
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
-        self._watch.restart(launch)
+        self._watch.begin(launch)
         self._layouts, self._launch = buckets, launch
         if self.world_size == 1:
             self._interval, self._why = 1, "one rank exchanges nothing"

@@ -155,7 +155,7 @@ class FlexiblePolicy(TellingPolicy):
         return [scheme for scheme in found if scheme.path.broadcast == "auto"]
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
-        self._watch.restart(launch)
+        self._watch.begin(launch)
         self._watch.alarm.forget()
         self._layouts, self._launch = buckets, launch
         self._first = self._fixed.setup(step, buckets, launch)

@@ -119,7 +119,7 @@ class AutoPolicy(TellingPolicy):
             self._prices = measure(engine, ways, self.measuring_s)
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
-        self._watch.restart(launch)
+        self._watch.begin(launch)
         self._watch.alarm.forget()
         self._layouts, self._kept = buckets, ""
         kept = (self._arms[self._arm], self._reason_told) if self._told and self.settled else None

@@ -228,8 +228,8 @@ def test_hooks_of_a_profile_end_with_the_exchanges(clock: Clock) -> None:
         job = Job(engine, clock)
         job.train(range(3))
         session = job.optimizer._reducer.session
-        assert session.ccr.active
+        assert session.services.ccr.holds_back
         session.fail(KeyboardInterrupt())
-        return session.ccr.active
+        return session.services.ccr.holds_back
 
     assert run_ranks(RANKS, body) == [False] * RANKS

@@ -147,7 +147,7 @@ def test_ranks_that_round_in_other_ways_are_told_once(caplog: pytest.LogCaptureF
 
     def body(engine: InProcessEngine) -> None:
         parameters, optimizer = start(engine)
-        own = optimizer._reducer.session.replicas
+        own = optimizer._reducer.session.services.replicas
         sums = own._sums
         own._sums = lambda results: replace(sums(results), arithmetic=f"processor {engine.rank}")
         with torch.no_grad():
@@ -190,7 +190,7 @@ def test_a_rank_that_is_no_replica_is_left_out() -> None:
     def body(engine: InProcessEngine) -> None:
         parameters, optimizer = start(engine)
         if engine.rank == 0:
-            optimizer._reducer.session.replicas.is_replica = False
+            optimizer._reducer.session.services.replicas.is_replica = False
             with torch.no_grad():
                 parameters["odd"] += 5
         train(engine, parameters, optimizer, range(8))

@@ -10,37 +10,36 @@ from pathlib import Path
 from typing import Any
 
 from hvd_compress.engines.base import Engine
-from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.front.recorded import release
 from hvd_compress.papers.espresso.profiler.settings import CcrSettings
+from hvd_compress.services.base import Service
 from hvd_compress.session.session import Session
-from hvd_compress.session.step_recorder import StepRecorder
 
 log = logging.getLogger("hvd_compress")
 
 
-class CcrRecorder(StepRecorder):
+class CcrRecorder(Service):
     """Has the ratio profiled after some steps, unless the program does, and writes what is found first."""
 
     def __init__(self, session: Session, settings: CcrSettings) -> None:
         """Raises UnsupportedError where the model has no one clock."""
-        if obstacle := session.ccr.obstacle:
+        if obstacle := session.services.ccr.obstacle:
             raise UnsupportedError(obstacle)
         self._session, self._settings = session, settings
-        self._before = session.ccr.found
+        self._before = session.services.ccr.found
         self._count, self._writes, self._is_over = 0, False, False
         self._ask()
 
     def fingerprint(self) -> Mapping[str, str]:
         return {"HVD_COMPRESS_CCR": f"{self._settings.skip} + {self._settings.steps} steps"}
 
-    def prepare(self, engine: Engine) -> None:
+    def met(self, engine: Engine) -> None:
         self._writes = engine.rank == 0
 
-    def end_step(self, launch: Launch) -> None:
+    def ended(self) -> None:
         self._count += 1
-        found, before = self._session.ccr.found, self._before
+        found, before = self._session.services.ccr.found, self._before
         self._before = found
         if self._is_over:
             return
@@ -54,8 +53,8 @@ class CcrRecorder(StepRecorder):
 
     def _ask(self) -> None:
         """Have the steps profiled that begin after the next one, if that is the last one before them."""
-        if self._count + 1 >= self._settings.skip and not self._session.ccr.asked:
-            self._session.ccr.ask(self._settings.steps)
+        if self._count + 1 >= self._settings.skip and not self._session.services.ccr.asked:
+            self._session.services.ccr.ask(self._settings.steps)
 
     def close(self) -> None:
         if not self._is_over:

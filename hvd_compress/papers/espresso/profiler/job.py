@@ -17,7 +17,6 @@ from hvd_compress import __version__
 from hvd_compress.buckets.real import element_dtype, gradient_shape
 from hvd_compress.compressors import Compressor, TopK
 from hvd_compress.engines.base import Engine
-from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ConfigError, HvdCompressError, PlanError
 from hvd_compress.front.recorded import release
 from hvd_compress.measuring import machine
@@ -43,9 +42,9 @@ from hvd_compress.profiler.profiles import (
     write,
 )
 from hvd_compress.request.request import Request
+from hvd_compress.services.base import Service, Watched
 from hvd_compress.session.clocks import clock_of, device_of
 from hvd_compress.session.gradient_times import Recorder
-from hvd_compress.session.step_recorder import StepRecorder
 
 MEASUREMENTS = 4
 """At most: of the compressor on two devices, and of two links."""
@@ -64,7 +63,7 @@ class Measured:
     obstacle: str = ""
 
 
-class JobProfile(StepRecorder):
+class JobProfile(Service):
     """Records the steps of a job, and then has its ranks measure the compressor and the network.
 
     Whatever keeps it from a profile, the step that is over counts on all ranks, and its gradients are applied. Training
@@ -87,6 +86,7 @@ class JobProfile(StepRecorder):
             ConfigError: there is no such compressor.
             UnsupportedError: it has no payload by itself, or parameters lie on several devices.
         """
+        self._session: Watched
         self._settings, self._budget_s = settings, budget_s
         self._compressor = _compressor(settings, request)
         require_payloads(self._compressor)
@@ -102,7 +102,7 @@ class JobProfile(StepRecorder):
         steps = f"{self._settings.skip} + {self._settings.steps} steps"
         return {"HVD_COMPRESS_PROFILE": f"a profile of {steps} with {self._compressor}"}
 
-    def prepare(self, engine: Engine) -> None:
+    def met(self, engine: Engine) -> None:
         """Take the folder. Collective.
 
         Raises:
@@ -118,7 +118,10 @@ class JobProfile(StepRecorder):
             raise ConfigError(f"HVD_COMPRESS_PROFILE: {next(filter(None, obstacles))}")
         self._tell_progress()
 
-    def end_step(self, launch: Launch) -> None:
+    def opened(self, session: Watched) -> None:
+        self._session = session
+
+    def ended(self) -> None:
         """Count a step; after the last one measure, write, and end."""
         if not self.holds_back:
             return
@@ -130,7 +133,9 @@ class JobProfile(StepRecorder):
         self._recorder.close()
         self.holds_back = False
         try:
-            measured = launch(self._measure, "profile of compressor and network", MEASUREMENTS * self._budget_s)()
+            measured = self._session.launch(
+                self._measure, "profile of compressor and network", MEASUREMENTS * self._budget_s
+            )()
         except HvdCompressError as error:  # the next exchange raises it; raised here, ranks would differ by a step
             measured = Measured(obstacle=f"{error}; nothing can be exchanged any more")
         if self._writes and not measured.obstacle:

@@ -102,7 +102,7 @@ def test_progress_is_told_until_then(tmp_path: Path) -> None:
         optimizer, _ = train(engine, settings(tmp_path), steps=SKIP + 1)
         if engine.rank == 0:
             assert json.loads((tmp_path / PROGRESS).read_text()) == {"steps": SKIP + 1, "of": SKIP + STEPS}
-        assert optimizer._reducer.session.holds_back
+        assert optimizer._reducer.session.services.hold_back
 
     run_ranks(2, body)
     assert not (tmp_path / MODEL).exists()
@@ -196,7 +196,7 @@ def test_nothing_is_watched_without_a_profile(tmp_path: Path) -> None:
 
     def body(engine: InProcessEngine) -> None:
         optimizer, _ = train(engine, settings(None), steps=2)
-        assert list(optimizer._reducer.session.recorders) == []
+        assert list(optimizer._reducer.session.services.recorders) == []
         assert torch.autograd.backward is own
 
     run_ranks(1, body)
