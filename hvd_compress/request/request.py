@@ -19,11 +19,15 @@ from hvd_compress.native.cuda import kernels as cuda_kernels
 from hvd_compress.settings import Settings
 
 DEVICES = ("auto", "cpu", "cuda")
+WORDS = ("collective", "algorithm", "engine", "device")
+"""Arguments of Request.by()."""
 
 
 class PolicySettings(ABC):
     """What a policy is told: a frozen dataclass, whose repr is compared between ranks."""
 
+    takes: ClassVar[tuple[str, ...]] = ("engine",)
+    """Of WORDS, those that it leaves to the request."""
     allocates_sum: ClassVar[bool] = False
     """Whether the results of steps are summed, in what buckets remember."""
 
@@ -52,12 +56,7 @@ class Request:
 
     Attributes:
         compressor: which values are sent.
-        scheme: "auto", or the name of one that carries the compressor; for sparsifiers "artopk" is "star" or "var",
-            whichever gains more. "hierarchical" and its kin, "hitopk" and "parameter-server" are never "auto".
-        algorithm: of every allreduce, one of ALGORITHMS, or with scheme="allgather" of the all-gather, one of
-            ALLGATHERS; or "auto".
-        engine: "auto", "mpi", "horovod" or "torch".
-        device: what compresses: "auto" (where the gradient lies), "cpu" or "cuda".
+        scheme, algorithm, engine, device: what by() was told; the scheme is its `collective`.
         policy: what decides in the place of the request itself.
         feedback: how much of a residual comes back, from step to step.
 
@@ -73,7 +72,7 @@ class Request:
     feedback: FeedbackSchedule = ALL_BACK
 
     def __post_init__(self) -> None:
-        _one_of("scheme", self.scheme, ("auto", *schemes.requests_for(self.compressor)))
+        _one_of("collective", self.scheme, ("auto", *schemes.requests_for(self.compressor)))
         _one_of("algorithm", self.algorithm, ("auto", *KNOWN.get(self.verb or "", ())))
         _one_of("engine", self.engine, ENGINES)
         _one_of("device", self.device, DEVICES)
@@ -88,6 +87,54 @@ class Request:
                 f"{self.compressor} has no error feedback, so no residual comes back by a schedule: leave "
                 "with_feedback() out"
             )
+
+    def by(
+        self,
+        *,
+        collective: str | None = None,
+        algorithm: str | None = None,
+        engine: str | None = None,
+        device: str | None = None,
+    ) -> Request:
+        """Return the same request with what every compression takes: how payloads travel, and what compresses.
+
+            Compression.topk(0.01).by(collective="star", algorithm="ring", engine="mpi")
+
+        What is not given stays as it was, which is "auto" at first. Where collective and algorithm are both named,
+        nothing is chosen or measured.
+
+        Args:
+            collective: who sends what to whom: the name of one that carries the compression, or "auto", which is what
+                takes the least time by real steps, or else by a short measurement in the first step or by arithmetic.
+
+                "allgather": every rank's payload to all. "allreduce": sums of payloads (random-k; factors in fp32).
+                "alltoall-allgather": each rank owns a shard of the bucket, sums it and compresses the sum again;
+                "gather-broadcast": one rank owns everything. "star", "var": AR-Topk, one rank's indices, taken in turn
+                or by the largest squared norm; "artopk": the one of both that gains more, chosen while training.
+
+                Never "auto": "hierarchical" (ranks of a host sum their gradients, and the first of them exchanges what
+                is selected of the sum), "hierarchical-within", "hierarchical-both" (what travels within a host is
+                compressed, too), "hitopk" (each rank of a host exchanges a shard: HiTopKComm), "parameter-server"
+                (rank 0 sums for all).
+            algorithm: of every allreduce: "ring", "tree", "recursive_doubling", "rabenseifner"; with
+                collective="allgather" of the all-gather: "ring", "bruck"; or "auto", the fastest.
+            engine: "mpi", "horovod", "torch", or "auto": MPI where mpirun launched the job, else Horovod; under PyTorch
+                DDP torch.distributed.
+            device: what compresses: "cuda", "cpu" (gradients on a GPU are copied to the host and back), or "auto",
+                where the gradients are.
+
+        Raises:
+            ConfigError: a value is unknown, or does not go with the compression or with another value.
+        """
+        given = dict(zip(WORDS, (collective, algorithm, engine, device), strict=True))
+        said = {word: value for word, value in given.items() if value is not None}
+        for word in said if self.policy is not None else ():
+            if said[word] != "auto" and word not in self.policy.takes:
+                raise ConfigError(
+                    f"{word}={said[word]!r} is not for {type(self.policy).__name__}, which decides that for each "
+                    f"bucket, or passes on what it was given: by() takes {' and '.join(self.policy.takes)} here"
+                )
+        return replace(self, **{"scheme" if word == "collective" else word: value for word, value in said.items()})
 
     def with_feedback(self, initial: float = 0.5, growth: float = 0.1, every: int = 50) -> Request:
         """Return the same request with a coefficient of error feedback that grows with the steps, up to 1.

@@ -51,11 +51,11 @@ def test_a_ratio_meant_in_per_cent_is_explained() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"scheme": "stars"}, "unknown scheme 'stars'; known here are auto, allgather, artopk, star, var"),
+        ({"scheme": "stars"}, "unknown collective 'stars'; known here are auto, allgather, artopk, star, var"),
         ({"algorithm": "rings"}, "unknown algorithm 'rings'; known here are auto, ring, tree"),
         ({"engine": "nccl"}, "unknown engine 'nccl'; known here are auto, mpi, horovod"),
         ({"scheme": "allgather", "algorithm": "tree"}, "unknown algorithm 'tree'; known here are auto, ring, bruck"),
-        ({"scheme": None}, "unknown scheme None"),
+        ({"scheme": None}, "unknown collective None"),
         ({"algorithm": ["ring"]}, "unknown algorithm"),
     ],
     ids=str,

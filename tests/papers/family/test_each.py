@@ -103,7 +103,7 @@ def test_what_is_not_finite_reaches_the_sum(values: str, bad: float) -> None:
 
 def test_artopk_sums_no_rounded_values() -> None:
     compressor = MSTopK(0.01, values="int8")
-    with pytest.raises(ConfigError, match="unknown scheme 'star'; known here are auto, allgather"):
+    with pytest.raises(ConfigError, match="unknown collective 'star'; known here are auto, allgather"):
         Request(compressor, "star")
     with pytest.raises(ConfigError, match="cannot carry"):
         build(compressor, Path("var"))
