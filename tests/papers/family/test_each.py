@@ -120,21 +120,25 @@ def test_dgc_keeps_what_rounding_takes_beside_its_velocity() -> None:
     ("found", "expected"),
     [
         (
-            Family.mstopk(0.1, "star", "ring", bisections=3, layerwise=True, engine="mpi", device="cpu"),
+            Family.mstopk(0.1, bisections=3, layerwise=True).by(
+                collective="star", algorithm="ring", engine="mpi", device="cpu"
+            ),
             Request(MSTopK(0.1, True, 3), "star", "ring", "mpi", "cpu"),
         ),
         (
-            Family.randomk(0.1, "allgather", "bruck", error_feedback=False, seed=5, engine="mpi", device="cpu"),
+            Family.randomk(0.1, error_feedback=False, seed=5).by(
+                collective="allgather", algorithm="bruck", engine="mpi", device="cpu"
+            ),
             Request(RandomK(0.1, False, 5), "allgather", "bruck", "mpi", "cpu"),
         ),
-        (Family.threshold(0.5, engine="mpi", device="cpu"), Request(Threshold(0.5), engine="mpi", device="cpu")),
+        (Family.threshold(0.5).by(engine="mpi", device="cpu"), Request(Threshold(0.5), engine="mpi", device="cpu")),
         (
-            Family.qsgd(8, "max", layerwise=False, seed=5, engine="mpi", device="cpu"),
+            Family.qsgd(8, "max", layerwise=False, seed=5).by(engine="mpi", device="cpu"),
             Request(QSGD(8, "max", None, False, 5), engine="mpi", device="cpu"),
         ),
         (Family.terngrad(), Request(QSGD(2, "max", 2.5))),
         (
-            Family.terngrad(clip=None, seed=5, engine="mpi", device="cpu"),
+            Family.terngrad(clip=None, seed=5).by(engine="mpi", device="cpu"),
             Request(QSGD(2, "max", None, True, 5), engine="mpi", device="cpu"),
         ),
     ],

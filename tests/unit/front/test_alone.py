@@ -14,7 +14,7 @@ from hvd_compress.settings import ProfileSettings, Settings
 from tests.brought import brought
 
 REQUESTS = {
-    "fixed": Compression.int4(engine="mpi"),
+    "fixed": Compression.int4().by(engine="mpi"),
     "controller": Compression.topk(0.01),
     **dict(brought("ADAPTIVE")),
     "policy": Compression.per_bucket(lambda _: Compression.int4()),

@@ -31,15 +31,15 @@ def test_a_ratio_outside_its_range_is_refused(ratio: object) -> None:
     ("found", "expected"),
     [
         (
-            Compression.topk(0.1, "star", "ring", layerwise=True, engine="mpi", device="cpu"),
+            Compression.topk(0.1, layerwise=True).by(collective="star", algorithm="ring", engine="mpi", device="cpu"),
             Request(TopK(0.1, True), "star", "ring", "mpi", "cpu"),
         ),
         (
-            Compression.natural(error_feedback=True, seed=5, engine="mpi", device="cpu"),
+            Compression.natural(error_feedback=True, seed=5).by(engine="mpi", device="cpu"),
             Request(Natural(True, 5), engine="mpi", device="cpu"),
         ),
         (
-            Compression.of(EFSign(), "allgather", "bruck", engine="mpi", device="cpu"),
+            Compression.of(EFSign()).by(collective="allgather", algorithm="bruck", engine="mpi", device="cpu"),
             Request(EFSign(), "allgather", "bruck", "mpi", "cpu"),
         ),
     ],
