@@ -190,8 +190,8 @@ class Engine(ABC):
         """
         if not self.capabilities.splits:
             raise UnsupportedError(
-                f"the {self.name} engine exchanges one bucket at a time here: unset HVD_COMPRESS_IN_FLIGHT, or pass "
-                "engine='mpi' to the compression, in a job that mpirun has launched"
+                f"the {self.name} engine exchanges one bucket at a time here: unset HVD_COMPRESS_IN_FLIGHT, or say "
+                ".by(engine='mpi') of the compression, in a job that mpirun has launched"
             )
         twin = self._split(range(self.world_size))
         self._twins.add(twin)
@@ -241,8 +241,8 @@ class Engine(ABC):
             offered = ", ".join(("auto", *can.forcible(verb)))
             raise UnsupportedError(
                 f"the {self.name} engine cannot force algorithm {algorithm!r} of {verb} over {self.world_size} ranks "
-                f"here; it offers {offered}. Leave algorithm at 'auto', or pass engine='mpi' to the compression, in a "
-                "job that mpirun has launched"
+                f"here; it offers {offered}. Leave algorithm at 'auto', or say .by(engine='mpi') of the compression, "
+                "in a job that mpirun has launched"
             )
         if dtype is not None and dtype not in can.sum_dtypes:
             raise UnsupportedError(f"the {self.name} engine cannot sum {dtype}")

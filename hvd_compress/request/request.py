@@ -101,7 +101,8 @@ class Request:
             Compression.topk(0.01).by(collective="star", algorithm="ring", engine="mpi")
 
         What is not given stays as it was, which is "auto" at first. Where collective and algorithm are both named,
-        nothing is chosen or measured.
+        nothing is chosen or measured. What decides for each bucket, such as auto() or plan(), takes the engine, and
+        where it leaves that open the device.
 
         Args:
             collective: who sends what to whom: the name of one that carries the compression, or "auto", which is what
@@ -128,13 +129,15 @@ class Request:
         """
         given = dict(zip(WORDS, (collective, algorithm, engine, device), strict=True))
         said = {word: value for word, value in given.items() if value is not None}
-        for word in said if self.policy is not None else ():
-            if said[word] != "auto" and word not in self.policy.takes:
+        takes = WORDS if self.policy is None else self.policy.takes
+        for word, value in said.items():
+            if value != "auto" and word not in takes:
                 raise ConfigError(
-                    f"{word}={said[word]!r} is not for {type(self.policy).__name__}, which decides that for each "
-                    f"bucket, or passes on what it was given: by() takes {' and '.join(self.policy.takes)} here"
+                    f"{word}={value!r} is not for {type(self.policy).__name__}, which decides that for each bucket, or "
+                    f"passes on what it was given: by() takes {' and '.join(takes)} here"
                 )
-        return replace(self, **{"scheme" if word == "collective" else word: value for word, value in said.items()})
+        fields: dict[str, Any] = {"scheme" if word == "collective" else word: value for word, value in said.items()}
+        return replace(self, **fields)
 
     def with_feedback(self, initial: float = 0.5, growth: float = 0.1, every: int = 50) -> Request:
         """Return the same request with a coefficient of error feedback that grows with the steps, up to 1.

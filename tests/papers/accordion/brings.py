@@ -18,6 +18,7 @@ ALLOWED = {
         "buckets.layout",
         "buckets.plan",
         "compression.choosing",
+        "compression.part",
         "engines.base",
         "engines.launch",
         "errors",

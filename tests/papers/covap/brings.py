@@ -32,6 +32,7 @@ ALLOWED = {
         "papers.covap",
         "buckets.layout",
         "compression.choosing",
+        "compression.part",
         "compressors",
         "cost.paths",
         "engines.base",

@@ -141,6 +141,7 @@ ALLOWED = {
     "papers/family": {
         "papers.family",
         "buckets.layout",
+        "compression.part",
         "compression.sparsifiers",
         "compressors",
         "cost.paths",
