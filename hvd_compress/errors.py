@@ -37,6 +37,10 @@ class UnknownCompressionError(ConfigError, AttributeError):
     """`Compression` has nothing of this name."""
 
 
+class MovedArgumentError(ConfigError, TypeError):
+    """A function of `Compression` was given what Request.by() takes. The message has the call as it is written."""
+
+
 class PlanError(ConfigError):
     """A plan is no plan, or does not fit the model or the job. The message names the differences."""
 

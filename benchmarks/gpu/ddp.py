@@ -25,10 +25,10 @@ OWNERS = "alltoall-allgather"
 COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
     "dense": lambda c: c.dense(),
     "int8": lambda c: c.int8(),
-    f"int8 by {OWNERS}": lambda c: c.int8(scheme=OWNERS),
+    f"int8 by {OWNERS}": lambda c: c.int8().by(collective=OWNERS),
     "int4": lambda c: c.int4(),
-    f"int4 by {OWNERS}": lambda c: c.int4(scheme=OWNERS),
-    "topk": lambda c: c.topk(0.01, scheme="allgather"),  # otherwise chosen by times
+    f"int4 by {OWNERS}": lambda c: c.int4().by(collective=OWNERS),
+    "topk": lambda c: c.topk(0.01).by(collective="allgather"),  # otherwise chosen by times
     "auto": lambda c: c.auto(),
 }
 ROUNDS, TIMED_S = 15, 20

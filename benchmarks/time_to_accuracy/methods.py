@@ -103,16 +103,22 @@ METHODS = {
         Method("powersgd", "`powersgd(4)`", lambda c: c.powersgd(4)),
         Method("powersgd-int8", '`powersgd(4, factors="int8")`', lambda c: c.powersgd(4, factors="int8")),
         Method("atomo", "`atomo(4)`", lambda c: c.atomo(4)),
-        Method("topk", '`topk(0.01, "allgather")`', lambda c: c.topk(0.01, "allgather")),
+        Method("topk", '`topk(0.01).by(collective="allgather")`', lambda c: c.topk(0.01).by(collective="allgather")),
         Method(
             "topk-coded",
             '`topk(0.01, values="int8", index_coding="delta")`',
-            lambda c: c.topk(0.01, "allgather", values="int8", index_coding="delta"),
+            lambda c: c.topk(0.01, values="int8", index_coding="delta").by(collective="allgather"),
         ),
-        Method("topk-feedback", "`topk(0.01).with_feedback()`", lambda c: c.topk(0.01, "allgather").with_feedback()),
-        Method("star", '`topk(0.01, "star")`', lambda c: c.topk(0.01, "star")),
-        Method("mstopk", '`mstopk(0.01, "allgather")`', lambda c: c.mstopk(0.01, "allgather")),
-        Method("oktopk", '`oktopk(0.01, "oktopk")`', lambda c: c.oktopk(0.01, "oktopk")),
+        Method(
+            "topk-feedback",
+            "`topk(0.01).with_feedback()`",
+            lambda c: c.topk(0.01).by(collective="allgather").with_feedback(),
+        ),
+        Method("star", '`topk(0.01).by(collective="star")`', lambda c: c.topk(0.01).by(collective="star")),
+        Method(
+            "mstopk", '`mstopk(0.01).by(collective="allgather")`', lambda c: c.mstopk(0.01).by(collective="allgather")
+        ),
+        Method("oktopk", '`oktopk(0.01).by(collective="oktopk")`', lambda c: c.oktopk(0.01).by(collective="oktopk")),
         Method("sidco", "`sidco(0.01)`", lambda c: c.sidco(0.01)),
         Method("dgc", "`dgc(0.01, warmup_steps=60)`, SGD", lambda c: c.dgc(0.01, warmup_steps=60), optimizer=plain_sgd),
         Method("randomk", "`randomk(0.01)`", lambda c: c.randomk(0.01)),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.compression.part import Part
 from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.compressors.base import is_frozen_dataclass
 from hvd_compress.errors import ConfigError, known_are
@@ -18,17 +19,11 @@ SAMPLE = Layout.of((1024, 1024))
 """By which compressors are looked at before there are gradients."""
 
 
-class Choosing:
+class Choosing(Part):
     """Part of `Compression`."""
 
     @staticmethod
-    def auto(
-        quality: Quality = "near",
-        *,
-        factors: Mapping[str, float] | None = None,
-        engine: str = "auto",
-        device: str = "auto",
-    ) -> Request:
+    def auto(quality: Quality = "near", *, factors: Mapping[str, float] | None = None) -> Request:
         """Send gradients in whichever way makes training fastest on this network, or as they are where nothing pays.
 
         Some twenty real steps, after a short measurement of the network, decide between compressors, each by its
@@ -42,7 +37,6 @@ class Choosing:
                 those steps. hvd_compress.torch sees the kind of optimizer; unknown counts as Adam-like.
             factors: for quality="any", by name, the steps that your training needs over those of dense, such as
                 {"int4": 1.0, "powersgd": 1.2}: what is not named is not chosen.
-            engine, device: as topk().
 
         With HVD_COMPRESS_ADAPT=0 nothing is measured, and what sends the fewest bytes is taken.
 
@@ -55,26 +49,23 @@ class Choosing:
         if factors is not None and quality != "any":
             raise ConfigError(f'factors= belongs to quality="any", and this is {quality!r}')
         known = None if factors is None else checked(factors)
-        return Request(Cast(), engine=engine, device=device, policy=Auto(quality, known))
+        return Request(Cast(), policy=Auto(quality, known))
 
     @staticmethod
-    def plan(path: str | Path, *, engine: str = "auto") -> Request:
+    def plan(path: str | Path) -> Request:
         """Send each bucket as a plan says: a JSON file by hand, or what save_plan() has written.
 
         It says per bucket, or per pattern of parameter names, compressor, scheme, algorithms and device, and which
         parameters share a bucket. `hvd-compress plan check FILE` reads it without a model.
 
-        Args:
-            engine: as topk().
-
         Raises:
             PlanError: it cannot be read or is no plan. In the first step, on every rank and with the differences, where
                 it does not fit the model, the number of ranks or the engine.
         """
-        return Request(Cast(), engine=engine, policy=PlanFile.read(path))
+        return Request(Cast(), policy=PlanFile.read(path))
 
     @staticmethod
-    def per_bucket(choose: Callable[[Layout], Request], *, engine: str = "auto") -> Request:
+    def per_bucket(choose: Callable[[Layout], Request]) -> Request:
         """Send each bucket as a function says: by size, by the names of its parameters, or by dtype.
 
             def choose(layout):
@@ -86,7 +77,6 @@ class Choosing:
         Args:
             choose: takes a layout, which has `names`, `shapes`, `dtype`, `numel` and `nbytes`, and returns what another
                 function of `Compression` returns whose every step is alike. It must say the same on every rank.
-            engine: as topk().
 
         Raises:
             ConfigError: it cannot be called. In the first step, on every rank: it fails, returns something else, or
@@ -94,26 +84,14 @@ class Choosing:
         """
         if not callable(choose):
             raise ConfigError(f"choose = {choose!r} cannot be called: pass a function that takes a layout")
-        return Request(Cast(), engine=engine, policy=PerBucket(choose))
+        return Request(Cast(), policy=PerBucket(choose))
 
     @staticmethod
-    def of(
-        compressor: Compressor,
-        scheme: str = "auto",
-        algorithm: str = "auto",
-        *,
-        engine: str = "auto",
-        device: str = "auto",
-    ) -> Request:
+    def of(compressor: Compressor) -> Request:
         """Send what a compressor of your own selects: docs/add_a_compressor.md. No plan can name it.
 
-        Args:
-            scheme: one that carries it, or "auto": as int8(); with a ratio, as topk().
-            algorithm: of it.
-            engine, device: as topk().
-
         Raises:
-            ConfigError: it is no compressor, or no such scheme carries it.
+            ConfigError: it is no compressor.
         """
         if not isinstance(compressor, Compressor):
             raise ConfigError(f"{compressor!r} is not a compressor: an object of a subclass of Compressor is needed")
@@ -122,7 +100,7 @@ class Choosing:
                 f"{type(compressor).__name__} is no frozen dataclass, so ranks could not compare its settings: put "
                 "@dataclass(frozen=True) above the class"
             )
-        return Request(compressor, scheme, algorithm, engine, device)
+        return Request(compressor)
 
 
 def described(level: object) -> str:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+from hvd_compress.compression.part import Part
 from hvd_compress.compressors import PowerSGD
 from hvd_compress.request.request import Request
 
 
-class LowRank:
+class LowRank(Part):
     """Part of `Compression`."""
 
     @staticmethod
     def powersgd(
-        rank: int = 4,
-        start_step: int = 0,
-        min_compression_rate: float = 2.0,
-        *,
-        factors: str = "fp32",
-        scheme: str = "auto",
-        engine: str = "auto",
-        device: str = "auto",
+        rank: int = 4, start_step: int = 0, min_compression_rate: float = 2.0, *, factors: str = "fp32"
     ) -> Request:
         """Send a low-rank approximation of each matrix, with error feedback and a warm start (Vogels et al. 2019).
 
@@ -34,11 +28,8 @@ class LowRank:
                 by (N-1) times their bytes instead of 2 (N-1)/N times. With N ranks bf16 sends fewer bytes up to N = 3,
                 int8 up to N = 7, or 5 where many vectors travel beside them, as in ResNet-50. What rounding loses is
                 sent with the next gradient.
-            scheme: "allreduce", of fp32 alone; "allgather"; "auto", as int8(); or "hierarchical": the leaders of hosts
-                send factors.
-            engine, device: as topk().
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
-        return Request(PowerSGD(rank, start_step, min_compression_rate, factors), scheme, engine=engine, device=device)
+        return Request(PowerSGD(rank, start_step, min_compression_rate, factors))

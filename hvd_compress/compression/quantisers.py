@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+from hvd_compress.compression.part import Part
 from hvd_compress.compressors import BlockQuantizer, EFSign, Natural, OneBit
 from hvd_compress.request.request import Request
 
 
-class Quantisers:
+class Quantisers(Part):
     """Part of `Compression`."""
 
     @staticmethod
-    def efsign(*, layerwise: bool = True, scheme: str = "auto", engine: str = "auto", device: str = "auto") -> Request:
+    def efsign(*, layerwise: bool = True) -> Request:
         """Send one bit an element and one scale a parameter (or a bucket), with error feedback.
 
         Args:
             layerwise: one scale for each parameter instead of one for the bucket.
-            scheme: "allgather", which is "auto", or one that runs by name alone, as topk().
-            engine, device: as topk().
 
         Raises:
             ConfigError: a value is unknown.
         """
-        return Request(EFSign(layerwise), scheme, engine=engine, device=device)
+        return Request(EFSign(layerwise))
 
     @staticmethod
-    def onebit(
-        block: int = 512, means: int = 2, *, scheme: str = "auto", engine: str = "auto", device: str = "auto"
-    ) -> Request:
+    def onebit(block: int = 512, means: int = 2) -> Request:
         """Send one bit an element and two bf16 means a block, with error feedback (1-bit SGD, Seide et al. 2014).
 
         A thirtieth of the bytes of dense. The sum over ranks is compressed again, by the rank that owns that shard of
@@ -35,23 +32,14 @@ class Quantisers:
         Args:
             block: elements that share means: a power of two from 64 to 65,536.
             means: 2, of a block's elements above zero and of those below; 1, the mean magnitude, for both.
-            scheme: as int8().
-            engine, device: as topk().
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
-        return Request(OneBit(block, means), scheme, engine=engine, device=device)
+        return Request(OneBit(block, means))
 
     @staticmethod
-    def natural(
-        *,
-        error_feedback: bool = False,
-        seed: int = 0,
-        scheme: str = "auto",
-        engine: str = "auto",
-        device: str = "auto",
-    ) -> Request:
+    def natural(*, error_feedback: bool = False, seed: int = 0) -> Request:
         """Send sign and exponent of each element, rounded at random to a power of two, right on average: 8 bits.
 
         Natural compression (Horvath et al. 2022). Unlike int8(stochastic=True) it has no scale: small elements beside
@@ -60,24 +48,14 @@ class Quantisers:
         Args:
             error_feedback: send what rounding loses with the next gradient.
             seed: of the random numbers.
-            scheme: as int8().
-            engine, device: as topk().
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
-        return Request(Natural(error_feedback, seed), scheme, engine=engine, device=device)
+        return Request(Natural(error_feedback, seed))
 
     @staticmethod
-    def int8(
-        block: int = 64,
-        stochastic: bool = False,
-        *,
-        seed: int = 0,
-        scheme: str = "auto",
-        engine: str = "auto",
-        device: str = "auto",
-    ) -> Request:
+    def int8(block: int = 64, stochastic: bool = False, *, seed: int = 0) -> Request:
         """Send 8 bits an element and a bf16 scale for each block of elements: a quarter of the bytes of dense.
 
         The sum over ranks is rounded again, by the rank that owns that shard of the bucket.
@@ -88,41 +66,21 @@ class Quantisers:
             stochastic: round at random, right on average, without error feedback. Else round to nearest; what that
                 loses is sent with the next gradient.
             seed: of the random numbers.
-            scheme: "alltoall-allgather" (each rank owns a shard), "allgather" (nobody rounds again),
-                "gather-broadcast" (one rank owns everything), or "auto": what a short measurement in the first step, or
-                else arithmetic, takes for the fastest; or one that runs by name alone, as topk().
-            engine, device: as topk().
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
-        return Request(BlockQuantizer(8, block, stochastic, seed), scheme, engine=engine, device=device)
+        return Request(BlockQuantizer(8, block, stochastic, seed))
 
     @staticmethod
-    def int4(
-        block: int = 64,
-        stochastic: bool = False,
-        *,
-        seed: int = 0,
-        scheme: str = "auto",
-        engine: str = "auto",
-        device: str = "auto",
-    ) -> Request:
+    def int4(block: int = 64, stochastic: bool = False, *, seed: int = 0) -> Request:
         """Send 4 bits an element and a bf16 scale a block, as int8(): an eighth of the bytes of dense."""
-        return Request(BlockQuantizer(4, block, stochastic, seed), scheme, engine=engine, device=device)
+        return Request(BlockQuantizer(4, block, stochastic, seed))
 
     @staticmethod
-    def int2(
-        block: int = 64,
-        stochastic: bool = False,
-        *,
-        seed: int = 0,
-        scheme: str = "auto",
-        engine: str = "auto",
-        device: str = "auto",
-    ) -> Request:
+    def int2(block: int = 64, stochastic: bool = False, *, seed: int = 0) -> Request:
         """Send -1, 0 or 1 an element and a bf16 scale a block, as int8(): a fourteenth of the bytes of dense.
 
         It loses so much that training takes more steps.
         """
-        return Request(BlockQuantizer(2, block, stochastic, seed), scheme, engine=engine, device=device)
+        return Request(BlockQuantizer(2, block, stochastic, seed))

@@ -4,59 +4,37 @@ from __future__ import annotations
 
 import torch
 
+from hvd_compress.compression.part import Part
 from hvd_compress.compressors import Cast
 from hvd_compress.policies.noop import NoOp
 from hvd_compress.request.request import Request
 
 
-class Uncompressed:
+class Uncompressed(Part):
     """Part of `Compression`."""
 
     @staticmethod
-    def bf16(*, scheme: str = "auto", engine: str = "auto", device: str = "auto") -> Request:
+    def bf16() -> Request:
         """Send every element as bfloat16.
 
         Sums are made in fp32 where the engine cannot sum bfloat16 (MPI, Horovod), by as many bytes; torch.distributed
-        sums in bfloat16.
-
-        Args:
-            scheme: "auto"; "hierarchical": within a host sums are fp32, and what crosses hosts is bfloat16; or
-                "parameter-server".
-            engine, device: as topk().
-
-        Raises:
-            ConfigError: a value is unknown.
+        sums in bfloat16. By collective="hierarchical" a host's sums are fp32, and what crosses hosts is bfloat16.
         """
-        return Request(Cast(torch.bfloat16), scheme, engine=engine, device=device)
+        return Request(Cast(torch.bfloat16))
 
     @staticmethod
-    def half(*, scheme: str = "auto", engine: str = "auto", device: str = "auto") -> Request:
+    def half() -> Request:
         """Send every element as float16; what is above 65,504, or sums to more, is infinite, and the step is skipped.
 
         DDP's `Compression.fp16` is this. That of hvd_compress.torch is Horovod's and takes Horovod's own path; this one
         takes the path of the others here, over any engine.
-
-        Args:
-            scheme, engine, device: as bf16().
-
-        Raises:
-            ConfigError: a value is unknown.
         """
-        return Request(Cast(torch.float16), scheme, engine=engine, device=device)
+        return Request(Cast(torch.float16))
 
     @staticmethod
-    def dense(algorithm: str = "auto", *, scheme: str = "auto", engine: str = "auto", device: str = "auto") -> Request:
-        """Send every element as it is, through this package's pipeline: what the others are measured against.
-
-        Args:
-            algorithm: of the allreduce, as topk().
-            scheme: "auto", "hierarchical" or "parameter-server", as topk(); without an algorithm.
-            engine, device: as topk().
-
-        Raises:
-            ConfigError: a value is unknown.
-        """
-        return Request(Cast(), scheme, algorithm, engine, device)
+    def dense() -> Request:
+        """Send every element as it is, through this package's pipeline: what the others are measured against."""
+        return Request(Cast())
 
     @staticmethod
     def noop() -> Request:

@@ -168,8 +168,8 @@ class Engine(ABC):
         """
         if not self.capabilities.splits:
             raise UnsupportedError(
-                f"the {self.name} engine exchanges one bucket at a time here: unset HVD_COMPRESS_IN_FLIGHT, or pass "
-                "engine='mpi' to the compression, in a job that mpirun has launched"
+                f"the {self.name} engine exchanges one bucket at a time here: unset HVD_COMPRESS_IN_FLIGHT, or say "
+                ".by(engine='mpi') of the compression, in a job that mpirun has launched"
             )
         twin = self._split(range(self.world_size))
         self._twins.add(twin)

@@ -45,8 +45,8 @@ class Capabilities:
             offered = ", ".join(("auto", *self.forcible(verb)))
             raise UnsupportedError(
                 f"the {name} engine cannot force algorithm {algorithm!r} of {verb} over {world_size} ranks here; it "
-                f"offers {offered}. Leave algorithm at 'auto', or pass engine='mpi' to the compression, in a job that "
-                "mpirun has launched"
+                f"offers {offered}. Leave algorithm at 'auto', or say .by(engine='mpi') of the compression, in a job "
+                "that mpirun has launched"
             )
         if dtype is not None and dtype not in self.sum_dtypes:
             raise UnsupportedError(f"the {name} engine cannot sum {dtype}")

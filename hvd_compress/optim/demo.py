@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvd_compress.compression import Compression
+from hvd_compress.compression.part import says_by
 from hvd_compress.optim.checks import check_from_zero, dense_gradient
 from hvd_compress.request.request import Request
 
@@ -41,16 +42,17 @@ class DeMo(torch.optim.Optimizer):
             check_from_zero("lr", group["lr"])
             check_from_zero("weight_decay", group["weight_decay"])
 
-    def compression(self, k: int = 32, chunk: int = 64, decay: float = 0.999, **options: Any) -> Request:
+    @says_by("optimizer.compression")
+    def compression(self, k: int = 32, chunk: int = 64, decay: float = 0.999) -> Request:
         """Return the compression that goes with this optimizer.
 
         Args:
-            k, chunk, decay, options: of Compression.demo().
+            k, chunk, decay: of Compression.demo().
 
         Raises:
             ConfigError: a value is out of range.
         """
-        return Compression.demo(k, chunk, decay, **options)
+        return Compression.demo(k, chunk, decay)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -9,6 +9,7 @@ import torch
 
 from hvd_compress.checks import check_flag, check_number, check_whole
 from hvd_compress.compression import Compression
+from hvd_compress.compression.part import says_by
 from hvd_compress.errors import ConfigError
 from hvd_compress.optim.checks import check_from_zero, dense_gradient
 from hvd_compress.request.request import Request
@@ -69,6 +70,7 @@ class OneBitAdam(torch.optim.Optimizer):
         for group in self.param_groups:
             _check(group)
 
+    @says_by("optimizer.compression")
     def compression(self, *, margin_steps: int = 0, **options: Any) -> Request:
         """Return the compression that goes with this optimizer; call it before either is used.
 
@@ -78,7 +80,7 @@ class OneBitAdam(torch.optim.Optimizer):
             margin_steps: gradients travel dense for so many steps longer. A torch.amp.GradScaler skips steps that are
                 not finite: the exchange counts them, and this optimizer does not. Dense gradients after the variance
                 was frozen do no harm; a variance of what is compressed does.
-            options: inner, scheme, engine and device, of Compression.momentum().
+            options: inner, of Compression.momentum().
 
         Raises:
             ConfigError: groups have several beta1 or warm-ups; a value is out of range.

@@ -1,4 +1,4 @@
-"""The policy of scheme="artopk": paths as of any request that leaves them open, and by gain whose indices are used."""
+"""The policy of collective="artopk": paths as of any request that leaves them open; by gain whose indices are used."""
 
 from __future__ import annotations
 

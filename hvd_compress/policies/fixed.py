@@ -138,5 +138,5 @@ def _cannot(scheme: str, can: Capabilities) -> str:
         return f"scheme {scheme!r} cannot be run: {obstacle}"
     return (
         f"scheme {scheme!r} cannot be run over this engine, which has {', '.join(can.verbs)}: leave it at 'auto', or "
-        "pass engine='mpi' to the compression, in a job that mpirun has launched"
+        "say .by(engine='mpi') of the compression, in a job that mpirun has launched"
     )

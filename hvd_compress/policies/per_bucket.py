@@ -127,7 +127,7 @@ def _chosen(choose: Choose, layout: Layout) -> Request:
     if found.engine != "auto":
         raise ConfigError(
             f"choose() of Compression.per_bucket() names engine {found.engine!r} for {layout.called}, and all buckets "
-            "travel by one: pass engine= to per_bucket()"
+            "travel by one: say .by(engine=...) of per_bucket()"
         )
     return found
 

@@ -87,7 +87,7 @@ class PlannedPolicy(DecisionPolicy):
         if self._plan.engine not in (None, engine.name.lower()) and self.rank == 0:
             log.warning(
                 "hvd_compress: the plan was made for engine %r, and this job has %s, over which its times may be "
-                "others: pass Compression.plan(..., engine=%r) where the job can, or profile and plan over this one",
+                "others: say Compression.plan(...).by(engine=%r) where the job can, or profile and plan over this one",
                 self._plan.engine,
                 engine.name,
                 self._plan.engine,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.checks import check_whole
@@ -13,7 +14,7 @@ from hvd_compress.engines.launch import Launch
 from hvd_compress.feedback.schedule import ALL_BACK
 from hvd_compress.policies.fixed import FixedPolicy
 from hvd_compress.request.decision import Decision
-from hvd_compress.request.request import PolicySettings, Request
+from hvd_compress.request.request import WORDS, PolicySettings, Request
 from hvd_compress.settings import Settings
 
 
@@ -28,6 +29,7 @@ class Warmup(PolicySettings):
 
     compressor: Compressor
     steps: int
+    takes: ClassVar[tuple[str, ...]] = WORDS
 
     def __post_init__(self) -> None:
         check_whole("steps of the warm-up", self.steps, 1)

@@ -20,11 +20,15 @@ from hvd_compress.native.cuda import kernels as cuda_kernels
 from hvd_compress.settings import Settings
 
 DEVICES = ("auto", "cpu", "cuda")
+WORDS = ("collective", "algorithm", "engine", "device")
+"""Arguments of Request.by()."""
 
 
 class PolicySettings(ABC):
     """What a policy is told: a frozen dataclass, whose repr is compared between ranks."""
 
+    takes: ClassVar[tuple[str, ...]] = ("engine",)
+    """Of WORDS, those that it leaves to the request."""
     allocates_sum: ClassVar[bool] = False
     """Whether the results of steps are summed, in what buckets remember."""
 
@@ -53,12 +57,7 @@ class Request:
 
     Attributes:
         compressor: which values are sent.
-        scheme: "auto", or the name of one that carries the compressor; for sparsifiers "artopk" is "star" or "var",
-            whichever gains more. "hierarchical" and its kin, "hitopk" and "parameter-server" are never "auto".
-        algorithm: of every allreduce, one of ALGORITHMS, or with scheme="allgather" of the all-gather, one of
-            ALLGATHERS; or "auto".
-        engine: "auto", "mpi", "horovod" or "torch".
-        device: what compresses: "auto" (where the gradient lies), "cpu" or "cuda".
+        scheme, algorithm, engine, device: what by() was told; the scheme is its `collective`.
         policy: what decides in the place of the request itself.
         feedback: how much of a residual comes back, from step to step.
 
@@ -77,7 +76,7 @@ class Request:
         known = ("auto", *schemes.requests_for(self.compressor))
         if self.scheme not in known:
             schemes.is_of_guest(self.scheme)  # where that guest is not here, it says so
-        check_choice("scheme", self.scheme, known, " here")
+        check_choice("collective", self.scheme, known, " here")
         check_choice("algorithm", self.algorithm, ("auto", *KNOWN.get(self.verb or "", ())), " here")
         check_choice("engine", self.engine, ENGINES, " here")
         check_choice("device", self.device, DEVICES, " here")
@@ -92,6 +91,57 @@ class Request:
                 f"{self.compressor} has no error feedback, so no residual comes back by a schedule: leave "
                 "with_feedback() out"
             )
+
+    def by(
+        self,
+        *,
+        collective: str | None = None,
+        algorithm: str | None = None,
+        engine: str | None = None,
+        device: str | None = None,
+    ) -> Request:
+        """Return the same request with what every compression takes: how payloads travel, and what compresses.
+
+            Compression.topk(0.01).by(collective="star", algorithm="ring", engine="mpi")
+
+        What is not given stays as it was, which is "auto" at first. Where collective and algorithm are both named,
+        nothing is chosen or measured. What decides for each bucket, such as auto() or plan(), takes the engine, and
+        where it leaves that open the device.
+
+        Args:
+            collective: who sends what to whom: the name of one that carries the compression, or "auto", which is what
+                takes the least time by real steps, or else by a short measurement in the first step or by arithmetic.
+
+                "allgather": every rank's payload to all. "allreduce": sums of payloads (random-k; factors in fp32).
+                "alltoall-allgather": each rank owns a shard of the bucket, sums it and compresses the sum again;
+                "gather-broadcast": one rank owns everything. "star", "var": AR-Topk, one rank's indices, taken in turn
+                or by the largest squared norm; "artopk": the one of both that gains more, chosen while training.
+
+                Never "auto": "hierarchical" (ranks of a host sum their gradients, and the first of them exchanges what
+                is selected of the sum), "hierarchical-within", "hierarchical-both" (what travels within a host is
+                compressed, too), "hitopk" (each rank of a host exchanges a shard: HiTopKComm), "parameter-server"
+                (rank 0 sums for all).
+            algorithm: of every allreduce: "ring", "tree", "recursive_doubling", "rabenseifner"; with
+                collective="allgather" of the all-gather: "ring", "bruck"; or "auto", the fastest.
+            engine: "mpi", "horovod", "torch", or "auto": MPI where mpirun launched the job, else Horovod; under PyTorch
+                DDP torch.distributed.
+            device: what compresses: "cuda", "cpu" (gradients on a GPU are copied to the host and back), or "auto",
+                where the gradients are.
+
+        Raises:
+            ConfigError: a value is unknown, or does not go with the compression or with another value.
+        """
+        given = dict(zip(WORDS, (collective, algorithm, engine, device), strict=True))
+        said = {word: value for word, value in given.items() if value is not None}
+        takes = WORDS if self.policy is None else self.policy.takes
+        for word, value in said.items():
+            if value != "auto" and word not in takes:
+                raise ConfigError(
+                    f"{word}={value!r} is not for {type(self.policy).__name__}, which decides that for each bucket, or "
+                    f"passes on what it was given: by() takes {' and '.join(takes)} here"
+                )
+        fields: dict[str, Any] = {"scheme" if word == "collective" else word: value for word, value in said.items()}
+        return replace(self, **fields)
 
     def with_feedback(self, initial: float = 0.5, growth: float = 0.1, every: int = 50) -> Request:
         """Return the same request with a coefficient of error feedback that grows with the steps, up to 1.

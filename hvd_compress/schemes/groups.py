@@ -40,5 +40,5 @@ def no_groups(can: Capabilities) -> str:
         return ""
     return (
         "it takes groups of ranks, within hosts and across, and this engine cannot be split into such: launch the job "
-        "with mpirun, and pass engine='mpi' to the compression, or leave the scheme at 'auto'"
+        "with mpirun, and say .by(engine='mpi') of the compression, or leave the collective at 'auto'"
     )

@@ -259,7 +259,7 @@ def test_a_slow_method_goes_on_until_the_loss_or_the_last_step() -> None:
 
     def steps(target: float) -> int:
         enough = training.Enough(6, every=2, most=30, target=target)
-        return training.in_process(task, Compression.topk(0.3, "star"), 1, enough, lambda *_: None)[-1][0]
+        return training.in_process(task, Compression.topk(0.3).by(collective="star"), 1, enough, lambda *_: None)[-1][0]
 
     assert steps(1e9) == 6
     assert 6 < steps(0.3) < 30

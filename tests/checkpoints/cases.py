@@ -124,15 +124,15 @@ INT4_CHOSEN = Compression.auto("any", factors={"int4": 0.001})
 """Chooses int4 on any network: a choice that is lost changes results, as dense would not."""
 
 DROP_IN = {
-    "int4": Case(Compression.int4(scheme="alltoall-allgather")),
-    "int4-cut": Case(Compression.int4(scheme="alltoall-allgather"), cuts=True),
-    "int4-scaled": Case(Compression.int4(scheme="alltoall-allgather"), scale=1024.0),
-    "int8-stochastic": Case(Compression.int8(stochastic=True, scheme="allgather")),
-    "topk": Case(Compression.topk(0.1, "star")),
+    "int4": Case(Compression.int4().by(collective="alltoall-allgather")),
+    "int4-cut": Case(Compression.int4().by(collective="alltoall-allgather"), cuts=True),
+    "int4-scaled": Case(Compression.int4().by(collective="alltoall-allgather"), scale=1024.0),
+    "int8-stochastic": Case(Compression.int8(stochastic=True).by(collective="allgather")),
+    "topk": Case(Compression.topk(0.1).by(collective="star")),
     "efsign": Case(Compression.efsign()),
-    "onebit": Case(Compression.onebit(64, scheme="alltoall-allgather")),
-    "powersgd": Case(Compression.powersgd(2, scheme="allreduce"), tolerance=NEAR),
-    "momentum": Case(Compression.momentum(0.5, 2, scheme="alltoall-allgather")),
+    "onebit": Case(Compression.onebit(64).by(collective="alltoall-allgather")),
+    "powersgd": Case(Compression.powersgd(2).by(collective="allreduce"), tolerance=NEAR),
+    "momentum": Case(Compression.momentum(0.5, 2).by(collective="alltoall-allgather")),
     "onebit_adam": Case(_one_bit_adam_compression(), tolerance=NEAR, optimizer=one_bit_adam),
     "demo": Case(Compression.demo(4, 8, 0.5), tolerance=NEAR),
     "auto": Case(INT4_CHOSEN, steps=40, adapts=True),
@@ -141,18 +141,18 @@ DROP_IN = {
 """By the optimizer of hvd_compress.torch, on ranks in one process."""
 
 DDP = {
-    "int4": Case(Compression.int4(scheme="alltoall-allgather")),
-    "topk": Case(Compression.topk(0.1, "star")),
-    "powersgd": Case(Compression.powersgd(2, scheme="allreduce"), tolerance=NEAR),
-    "momentum": Case(Compression.momentum(0.5, 2, scheme="alltoall-allgather")),
+    "int4": Case(Compression.int4().by(collective="alltoall-allgather")),
+    "topk": Case(Compression.topk(0.1).by(collective="star")),
+    "powersgd": Case(Compression.powersgd(2).by(collective="allreduce"), tolerance=NEAR),
+    "momentum": Case(Compression.momentum(0.5, 2).by(collective="alltoall-allgather")),
     "auto": Case(INT4_CHOSEN, steps=40, adapts=True),
     **{name: Case(**case) for name, case in brought("SAVED_BY_DDP")},
 }
 FSDP = {
     "shards-int4": Case(Compression.int4(), feedback=True),
     "shards-int8": Case(Compression.int8()),
-    "replicas-topk": Case(Compression.topk(0.1, "star")),
-    "replicas-powersgd": Case(Compression.powersgd(2, scheme="allreduce"), tolerance=NEAR),
-    "replicate-int4": Case(Compression.int4(scheme="alltoall-allgather")),
+    "replicas-topk": Case(Compression.topk(0.1).by(collective="star")),
+    "replicas-powersgd": Case(Compression.powersgd(2).by(collective="allreduce"), tolerance=NEAR),
+    "replicate-int4": Case(Compression.int4().by(collective="alltoall-allgather")),
 }
 """Named by mesh: shards alone, replicas alone, and composable replicate() over DDP."""

@@ -134,7 +134,7 @@ def test_the_gradient_after_a_step_equals_horovods() -> None:
 def test_topk_trains_and_remembers(engine: str) -> None:
     """Not the same as dense, but what was not sent is in the residuals, and the loss falls."""
     model = small_model()
-    optimizer = maker(hvd.Compression.topk(0.05, engine=engine))(sgd(model, lr=0.001), model)
+    optimizer = maker(hvd.Compression.topk(0.05).by(engine=engine))(sgd(model, lr=0.001), model)
     start = model(torch.ones(13)).square().sum().item()
     finish(train(optimizer, model, range(30)))
     assert model(torch.ones(13)).square().sum().item() < start

@@ -51,18 +51,21 @@ def test_a_ratio_meant_in_per_cent_is_explained() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"scheme": "stars"}, "unknown scheme 'stars'; known here are auto, allgather, artopk, star, var"),
+        ({"collective": "stars"}, "unknown collective 'stars'; known here are auto, allgather, artopk, star, var"),
         ({"algorithm": "rings"}, "unknown algorithm 'rings'; known here are auto, ring, tree"),
         ({"engine": "nccl"}, "unknown engine 'nccl'; known here are auto, mpi, horovod"),
-        ({"scheme": "allgather", "algorithm": "tree"}, "unknown algorithm 'tree'; known here are auto, ring, bruck"),
-        ({"scheme": None}, "unknown scheme None"),
+        (
+            {"collective": "allgather", "algorithm": "tree"},
+            "unknown algorithm 'tree'; known here are auto, ring, bruck",
+        ),
+        ({"collective": 3}, "unknown collective 3"),
         ({"algorithm": ["ring"]}, "unknown algorithm"),
     ],
     ids=str,
 )
 def test_unknown_words(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        hvd.Compression.topk(0.1, **arguments)
+        hvd.Compression.topk(0.1).by(**arguments)
 
 
 def test_adasum() -> None:
@@ -211,7 +214,7 @@ def test_the_environment(variable: str, value: str, monkeypatch: pytest.MonkeyPa
 def test_horovods_engine_cannot_force_an_algorithm() -> None:
     """Found when the engine is made, by all ranks alike; whoever wants to can go on with another optimizer."""
     model = small_model()
-    optimizer = wrap(model, hvd.Compression.topk(0.1, "star", "ring", engine="horovod"))
+    optimizer = wrap(model, hvd.Compression.topk(0.1).by(collective="star", algorithm="ring", engine="horovod"))
     loss(model, 0).backward()
     with pytest.raises(UnsupportedError, match=r"Horovod engine cannot force algorithm 'ring'.* offers auto"):
         optimizer.step()
@@ -220,10 +223,14 @@ def test_horovods_engine_cannot_force_an_algorithm() -> None:
 
 def test_bf16_with_an_algorithm(engine: str) -> None:
     """Signs and bfloat16 are not summed by an engine, so there is no algorithm to choose."""
-    with pytest.raises(TypeError):
-        hvd.Compression.bf16(algorithm="ring")
-    with pytest.raises(TypeError):
-        hvd.Compression.efsign(algorithm="ring")
+    with pytest.raises(ConfigError, match="algorithm='ring' names an allreduce, and what cannot be summed travels by"):
+        hvd.Compression.efsign().by(algorithm="ring")
+    model = small_model()
+    optimizer = wrap(model, hvd.Compression.bf16().by(algorithm="ring", engine=engine))
+    loss(model, 0).backward()
+    with pytest.raises((ConfigError, UnsupportedError), match=r"algorithm='ring' names an allr|cannot force algorithm"):
+        optimizer.step()
+    check_that_training_works()
 
 
 def check_that_training_works() -> None:

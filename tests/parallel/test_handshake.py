@@ -41,7 +41,7 @@ def on(ranks: Iterable[int]) -> str:
 SETTINGS: dict[str, tuple[Callable[[bool], Any], tuple[str, str]]] = {
     "ratio": (lambda other: {"compression": hvd.Compression.topk(0.2 if other else 0.1)}, ("ratio=0.1", "ratio=0.2")),
     "scheme": (
-        lambda other: {"compression": hvd.Compression.topk(0.1, "var" if other else "star")},
+        lambda other: {"compression": hvd.Compression.topk(0.1).by(collective="var" if other else "star")},
         ("scheme='star'", "scheme='var'"),
     ),
     "compressor": (
@@ -108,7 +108,7 @@ def test_engines_that_differ(others: str) -> None:
     engine = "auto" if odd() else others
     expected = rf"the same engine, but they asked for '{others}' on ranks \[0.*'auto' on ranks \[{hvd.size() - 1}\]"
     with pytest.raises(ConfigError, match=expected):
-        first_step(plain(), hvd.Compression.topk(0.1, engine=engine))
+        first_step(plain(), hvd.Compression.topk(0.1).by(engine=engine))
     check_that_training_works()
 
 

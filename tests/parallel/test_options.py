@@ -150,7 +150,7 @@ def test_clearing_gradients_to_none_or_zero_is_the_same(request_name: str, engin
 
     def run(set_to_none: bool) -> torch.Tensor:
         model = small_model()
-        optimizer = maker(getattr(hvd.Compression, request_name)(engine=engine))(sgd(model), model)
+        optimizer = maker(getattr(hvd.Compression, request_name)().by(engine=engine))(sgd(model), model)
         for step in range(STEPS):
             loss(model, step).backward()
             optimizer.step()

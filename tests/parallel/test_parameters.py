@@ -75,7 +75,7 @@ def test_parameters_that_get_gradients_now_and_then(when: str, clear: str) -> No
 def test_gradients_now_and_then_with_compression(request_name: str, engine: str) -> None:
     """Ranks that have none of their own take part all the same, with what they remember."""
     model = Branches()
-    optimizer = maker(getattr(hvd.Compression, request_name)(engine=engine))(sgd(model), model)
+    optimizer = maker(getattr(hvd.Compression, request_name)().by(engine=engine))(sgd(model), model)
     for step in range(2 * STEPS):
         optimizer.zero_grad()
         model(batch(step), step % hvd.size() == hvd.rank()).square().sum().backward()
@@ -115,7 +115,7 @@ def test_parameters_frozen_in_the_middle(clear: str) -> None:
 def test_a_frozen_parameter_stays_where_it_is(engine: str) -> None:
     """What is remembered of it waits, and neither momentum nor weight decay moves it."""
     model = small_model()
-    optimizer = maker(hvd.Compression.topk(0.1, engine=engine))(sgd(model, weight_decay=0.1), model)
+    optimizer = maker(hvd.Compression.topk(0.1).by(engine=engine))(sgd(model, weight_decay=0.1), model)
     finish(train(optimizer, model))
     frozen = model[0].weight.requires_grad_(False)
     before = frozen.clone()
@@ -159,7 +159,7 @@ def test_several_dtypes_in_one_model(exact: Request) -> None:
 @pytest.mark.parametrize("request_name", ["topk", "efsign", "bf16"])
 def test_several_dtypes_with_compression(request_name: str, engine: str) -> None:
     parameters = mixed_parameters()
-    request = getattr(hvd.Compression, request_name)(engine=engine)
+    request = getattr(hvd.Compression, request_name)().by(engine=engine)
     optimizer = torch.optim.SGD(parameters.values(), lr=0.1)
     optimizer = hvd.DistributedOptimizer(optimizer, parameters.items(), compression=request)
     for step in range(STEPS):

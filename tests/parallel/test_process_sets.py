@@ -26,7 +26,7 @@ from tests.parallel.training import (
 
 COMPRESSIONS = {
     "topk": hvd.Compression.topk(0.05),
-    "int8": hvd.Compression.int8(scheme="alltoall-allgather"),
+    "int8": hvd.Compression.int8().by(collective="alltoall-allgather"),
 }
 
 
@@ -63,7 +63,7 @@ def test_process_sets_that_follow_each_other(engine: str) -> None:
     for members in {2: [[0], [0]], 3: [[0, 1], [0, 2]], 4: [[0, 1], [0, 2]]}[hvd.size()]:
         process_set = hvd.add_process_set(members)
         model = small_model()
-        optimizer = maker(hvd.Compression.topk(0.05, engine=engine))(sgd(model), model, process_set=process_set)
+        optimizer = maker(hvd.Compression.topk(0.05).by(engine=engine))(sgd(model), model, process_set=process_set)
         finish(train(optimizer, model))
         if process_set.included():
             assert_same_on_all_ranks(flat(model.parameters()), process_set)

@@ -170,7 +170,7 @@ def test_the_error_after_unfreezing_names_what_works(name: str, engine: str) -> 
 def test_what_is_remembered_of_a_parameter_waits_while_it_is_frozen(engine: str) -> None:
     """One layer is frozen as another is unfrozen, and the other way round later."""
     model = partly_frozen()
-    make = maker(hvd.Compression.topk(0.05, engine=engine))
+    make = maker(hvd.Compression.topk(0.05).by(engine=engine))
     optimizer = make(sgd(model), model)
     finish(train(optimizer, model, FIRST))
     before = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]

@@ -65,5 +65,5 @@ def test_sparse_gradients_as_dense(exact: Request) -> None:
 
 @pytest.mark.parametrize("sparse_as_dense", [False, True])
 def test_sparse_gradients_with_compression(sparse_as_dense: bool, engine: str) -> None:
-    request = hvd.Compression.topk(0.05, engine=engine)
+    request = hvd.Compression.topk(0.05).by(engine=engine)
     assert_same_on_all_ranks(flat(train_words(maker(request), sparse=True, sparse_as_dense=sparse_as_dense)))

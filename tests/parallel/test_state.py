@@ -77,7 +77,7 @@ def test_what_all_ranks_remember_is_gathered(engine: str, piece: int, monkeypatc
     """Some transports count no more than 2^31 - 1 bytes, so it travels in pieces."""
     monkeypatch.setattr(gathering, "PIECE", piece)
     model = small_model()
-    optimizer = maker(hvd.Compression.topk(0.05, engine=engine))(sgd(model), model)
+    optimizer = maker(hvd.Compression.topk(0.05).by(engine=engine))(sgd(model), model)
     handle = hvd.of(optimizer)
     with pytest.raises(UsageError, match="ranks have not met before their first step"):
         handle.gathered_state_dict()
@@ -85,7 +85,7 @@ def test_what_all_ranks_remember_is_gathered(engine: str, piece: int, monkeypatc
     own, gathered = handle.state_dict(), handle.gathered_state_dict()
     every = [f"rank {rank} of {hvd.size()}" for rank in range(hvd.size())]
     assert list(gathered["ranks"]) == (every if hvd.rank() == 0 else list(own["ranks"]))
-    again = maker(hvd.Compression.topk(0.05, engine=engine))(sgd(model), model)
+    again = maker(hvd.Compression.topk(0.05).by(engine=engine))(sgd(model), model)
     hvd.of(again).load_gathered_state_dict(hvd.broadcast_object(gathered, 0))
     kept, expected = remembered(hvd.of(again).state_dict())["residuals"], remembered(own)["residuals"]
     assert all(torch.equal(kept[name], each) for name, each in expected.items())
@@ -93,7 +93,7 @@ def test_what_all_ranks_remember_is_gathered(engine: str, piece: int, monkeypatc
 
 def test_residuals_are_saved_by_parameter_name(engine: str) -> None:
     model = small_model()
-    optimizer = maker(hvd.Compression.topk(0.05, engine=engine))(sgd(model), model)
+    optimizer = maker(hvd.Compression.topk(0.05).by(engine=engine))(sgd(model), model)
     finish(train(optimizer, model))
     state = optimizer.state_dict()["hvd_compress"]
     assert (list(state["ranks"]), state["step"]) == ([f"rank {hvd.rank()} of {hvd.size()}"], STEPS)
@@ -105,7 +105,7 @@ def test_residuals_are_saved_by_parameter_name(engine: str) -> None:
 def test_loading_into_an_optimizer_that_has_stepped(engine: str) -> None:
     """As after a bad epoch: back to the checkpoint, in the same optimizer. Star would be at another turn."""
     model = small_model()
-    optimizer = maker(hvd.Compression.topk(0.05, "allgather", engine=engine))(sgd(model), model)
+    optimizer = maker(hvd.Compression.topk(0.05).by(collective="allgather", engine=engine))(sgd(model), model)
     finish(train(optimizer, model))
     checkpoint = through_a_file({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
 
@@ -125,7 +125,7 @@ def test_the_state_of_an_optimizer_without_compression_can_be_loaded(engine: str
     finish(train(plain, before))
 
     model = small_model()
-    optimizer = maker(hvd.Compression.topk(0.05, engine=engine))(sgd(model), model)
+    optimizer = maker(hvd.Compression.topk(0.05).by(engine=engine))(sgd(model), model)
     optimizer.load_state_dict(plain.state_dict())
     momentum = [plain.state[p]["momentum_buffer"] for p in before.parameters()]
     assert torch.equal(flat(optimizer.state[p]["momentum_buffer"] for p in model.parameters()), flat(momentum))
@@ -136,12 +136,12 @@ def test_the_state_of_an_optimizer_without_compression_can_be_loaded(engine: str
 def test_residuals_of_another_rank_are_left_out(engine: str) -> None:
     """Every rank loads what rank 0 saved, as programs with one checkpoint file do."""
     before = small_model()
-    optimizer = maker(hvd.Compression.topk(0.05, "star", engine=engine))(sgd(before), before)
+    optimizer = maker(hvd.Compression.topk(0.05).by(collective="star", engine=engine))(sgd(before), before)
     finish(train(optimizer, before))
     saved = hvd.broadcast_object(optimizer.state_dict(), root_rank=0)
 
     model = small_model()
-    resumed = maker(hvd.Compression.topk(0.05, "star", engine=engine))(sgd(model), model)
+    resumed = maker(hvd.Compression.topk(0.05).by(collective="star", engine=engine))(sgd(model), model)
     load_with_warning(resumed, saved)
     kept = remembered(resumed.state_dict()["hvd_compress"])["residuals"]
     of_rank_0 = remembered(saved["hvd_compress"])["residuals"]
@@ -305,7 +305,7 @@ def test_residuals_follow_the_loss_scale(name: str, engine: str) -> None:
 def test_the_loss_scale_falls_after_an_overflow(has_gradient: bool, engine: str) -> None:
     """What is remembered halves with it, also on a rank that has no gradient of its own in the next step."""
     model = small_model()
-    optimizer = maker(hvd.Compression.topk(0.05, "allgather", engine=engine))(sgd(model), model)
+    optimizer = maker(hvd.Compression.topk(0.05).by(collective="allgather", engine=engine))(sgd(model), model)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     hvd.of(optimizer).follow_loss_scale(scaler)
     scaled_step(optimizer, model, scaler, 0)
@@ -326,7 +326,7 @@ def test_a_checkpoint_knows_the_loss_scale(first: str, engine: str) -> None:
 
     def start() -> tuple[nn.Module, Any, torch.amp.GradScaler]:
         model = small_model()
-        optimizer = maker(hvd.Compression.topk(0.05, "star", engine=engine))(sgd(model), model)
+        optimizer = maker(hvd.Compression.topk(0.05).by(collective="star", engine=engine))(sgd(model), model)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=STEPS)
         return model, optimizer, scaler
 

@@ -19,9 +19,9 @@ ENGINES = ("mpi", "horovod") if "OMPI_COMM_WORLD_SIZE" in os.environ else ("horo
 """What this launch offers: without mpirun there is no MPI."""
 
 EXACT = {
-    "dense": hvd.Compression.dense(engine=ENGINES[0]),
-    "allgather-all": hvd.Compression.topk(1.0, "allgather", engine=ENGINES[-1]),
-    "star-all": hvd.Compression.topk(1.0, "star", engine=ENGINES[0]),
+    "dense": hvd.Compression.dense().by(engine=ENGINES[0]),
+    "allgather-all": hvd.Compression.topk(1.0).by(collective="allgather", engine=ENGINES[-1]),
+    "star-all": hvd.Compression.topk(1.0).by(collective="star", engine=ENGINES[0]),
 }
 """Compressions that lose nothing but rounding, spread over the engines."""
 

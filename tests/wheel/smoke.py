@@ -99,7 +99,7 @@ def train(rank: int, folder: str) -> None:
     module, truth = torch.nn.Linear(500, 10), torch.nn.Linear(500, 10)
     torch.manual_seed(rank + 1)
     model = DistributedDataParallel(module)
-    hc.compress(model, hc.Compression.topk(0.1, "star"))
+    hc.compress(model, hc.Compression.topk(0.1).by(collective="star"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     losses = []
     for _ in range(STEPS):

@@ -52,7 +52,9 @@ def for_shards(request: Request, feedback: bool) -> Request:
             "fully_shard(model, mesh=mesh) on a mesh of two dimensions, whose outer one is compressed by anything"
         )
     if request.scheme != "auto" or request.algorithm != "auto":
-        raise ConfigError("scheme= and algorithm= are of an all-reduce, and a reduce-scatter has one way: leave them")
+        raise ConfigError(
+            "collective= and algorithm= are of an all-reduce, and a reduce-scatter has one way: leave them"
+        )
     compressor = _as_asked(compressor, feedback)
     if not request.feedback.keeps_all and not compressor.error_feedback:
         raise ConfigError("with_feedback() schedules error feedback, and there is none: pass feedback=True, too")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hvd_compress.compression.choosing import SAMPLE, described
+from hvd_compress.compression.part import Part
 from hvd_compress.errors import ConfigError
 from hvd_compress.papers.accordion.policy import Accordion
 from hvd_compress.request.request import Request
 
 
-class Switching:
+class Switching(Part):
     """Part of `Compression`."""
 
     @staticmethod

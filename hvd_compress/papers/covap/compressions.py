@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from hvd_compress.compression.choosing import SAMPLE, described
+from hvd_compress.compression.part import Part
 from hvd_compress.compressors import Cast
 from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.schedule import ALL_BACK, FeedbackSchedule
@@ -16,7 +17,7 @@ from hvd_compress.papers.covap.settings import Covap
 from hvd_compress.request.request import Request
 
 
-class Filtering:
+class Filtering(Part):
     """Part of `Compression`."""
 
     @staticmethod
@@ -27,8 +28,6 @@ class Filtering:
         shard: bool = True,
         feedback: tuple[float, int, float] | None = None,
         hold_unsent: bool = False,
-        engine: str = "auto",
-        device: str = "auto",
     ) -> Request:
         """Send each shard of the gradient in one of `interval` steps, with error feedback: the filter of COVAP.
 
@@ -46,7 +45,6 @@ class Filtering:
                 comes back, if not given.
             hold_unsent: a parameter of which a step sends nothing is None in `.grad`, so that optimizers leave it as
                 it is. Else momentum and weight decay move it, by a gradient of zero.
-            engine, device: as topk(); those of `sent`, if not given.
 
         Raises:
             ConfigError: a value is out of range, or `sent` chooses by itself, has a feedback of its own, or keeps what
@@ -68,10 +66,4 @@ class Filtering:
                 f"{asked.compressor} remembers more than a residual of each parameter, which shards would cut: pass "
                 "shard=False"
             )
-        return replace(
-            asked,
-            engine=asked.engine if engine == "auto" else engine,
-            device=asked.device if device == "auto" else device,
-            policy=Covap(interval, shard, hold_unsent),
-            feedback=schedule,
-        )
+        return replace(asked, policy=Covap(interval, shard, hold_unsent), feedback=schedule)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from hvd_compress.checks import check_flag, check_whole
 from hvd_compress.papers.covap.auto import AutoCovapPolicy
 from hvd_compress.papers.covap.policy import DEFAULT_INTERVAL, CovapPolicy
-from hvd_compress.request.request import PolicySettings, Request
+from hvd_compress.request.request import WORDS, PolicySettings, Request
 from hvd_compress.settings import Settings
 
 LONGEST = 1000
@@ -31,6 +31,7 @@ class Covap(PolicySettings):
     interval: int | Literal["auto"] = DEFAULT_INTERVAL
     shard: bool = True
     hold_unsent: bool = False
+    takes: ClassVar[tuple[str, ...]] = WORDS
 
     def __post_init__(self) -> None:
         if self.interval != "auto":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hvd_compress.compression.part import Part
 from hvd_compress.compression.sparsifiers import warn_of_everything
 from hvd_compress.papers.family.atomo import ATOMO
 from hvd_compress.papers.family.dgc import DGC
@@ -15,35 +16,31 @@ from hvd_compress.papers.family.threshold import Threshold
 from hvd_compress.request.request import Request
 
 
-class Family:
+class Family(Part):
     """Part of `Compression`."""
 
     @staticmethod
     def mstopk(
         ratio: float = 0.01,
-        scheme: str = "auto",
-        algorithm: str = "auto",
         *,
         bisections: int = 25,
         layerwise: bool = False,
         values: str = "fp32",
         index_coding: str = "none",
-        engine: str = "auto",
-        device: str = "auto",
     ) -> Request:
         """Send about the elements of largest magnitude, with error feedback: MSTopk (Shi et al. 2021).
 
         Bisection looks for the threshold that as many elements reach.
 
         Args:
-            ratio, scheme, algorithm, layerwise, values, index_coding, engine, device: as topk().
+            ratio, layerwise, values, index_coding: as topk().
             bisections: in search of the threshold, 1 to 48.
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
         compressor = MSTopK(ratio, layerwise, bisections, values=values, index_coding=index_coding)
-        request = Request(compressor, scheme, algorithm, engine, device)
+        request = Request(compressor)
         warn_of_everything(ratio, "mstopk")
         return request
 
@@ -57,9 +54,6 @@ class Family:
         layerwise: bool = False,
         values: str = "fp32",
         index_coding: str = "none",
-        scheme: str = "auto",
-        engine: str = "auto",
-        device: str = "auto",
     ) -> Request:
         """Send the elements of largest magnitude of a velocity that each rank sums up (Lin et al. 2018).
 
@@ -71,25 +65,16 @@ class Family:
             warmup_steps: over which the ratio falls from 0.25.
             clip: the largest Euclidean norm of a bucket's gradient on a rank. It does not follow a loss scale.
             layerwise: a threshold for each parameter instead of one for the bucket.
-            scheme: "allgather", which is "auto", "hierarchical" or "parameter-server", as topk().
-            values, index_coding, engine, device: as topk().
+            values, index_coding: as topk().
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
         compressor = DGC(ratio, momentum, warmup_steps, clip, layerwise, values=values, index_coding=index_coding)
-        return Request(compressor, scheme, engine=engine, device=device)
+        return Request(compressor)
 
     @staticmethod
-    def oktopk(
-        ratio: float = 0.01,
-        scheme: str = "auto",
-        *,
-        threshold_steps: int = 32,
-        region_steps: int = 64,
-        engine: str = "auto",
-        device: str = "auto",
-    ) -> Request:
+    def oktopk(ratio: float = 0.01, *, threshold_steps: int = 32, region_steps: int = 64) -> Request:
         """Send about the elements of largest magnitude, and receive the largest sums: Ok-Topk (Li and Hoefler 2022).
 
         Selected elements are added by the owner of their region, and only sums above a global threshold reach all
@@ -97,54 +82,36 @@ class Family:
 
         Args:
             ratio: as topk(), about.
-            scheme: "oktopk"; "allgather" (every rank's selection counts); or "auto", as int8().
             threshold_steps: steps in which a threshold is used before it is found again.
             region_steps: steps in which regions are used before ranks balance them again.
-            engine, device: as topk().
 
         Raises:
             ConfigError: a value is out of range or unknown.
 
         Warns of ratio=1: one per cent was probably meant.
         """
-        request = Request(OkTopk(ratio, threshold_steps, region_steps), scheme, engine=engine, device=device)
+        request = Request(OkTopk(ratio, threshold_steps, region_steps))
         warn_of_everything(ratio, "oktopk")
         return request
 
     @staticmethod
-    def threshold(
-        tau: float,
-        *,
-        values: str = "fp32",
-        index_coding: str = "none",
-        scheme: str = "auto",
-        engine: str = "auto",
-        device: str = "auto",
-    ) -> Request:
+    def threshold(tau: float, *, values: str = "fp32", index_coding: str = "none") -> Request:
         """Send the elements whose magnitude is `tau` or more, by all-gather, with error feedback.
 
         How many that is, none or all, is up to the gradient: a tau that is right at first may be far from it later.
 
         Args:
             tau: in units of the gradient, above 0. It does not follow a loss scale.
-            scheme: "allgather", which is "auto", or one that runs by name alone, as topk(); not "hitopk".
-            values, index_coding, engine, device: as topk().
+            values, index_coding: as topk().
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
-        return Request(Threshold(tau, values=values, index_coding=index_coding), scheme, engine=engine, device=device)
+        return Request(Threshold(tau, values=values, index_coding=index_coding))
 
     @staticmethod
     def sidco(
-        ratio: float = 0.01,
-        distribution: str = "exponential",
-        *,
-        values: str = "fp32",
-        index_coding: str = "none",
-        scheme: str = "auto",
-        engine: str = "auto",
-        device: str = "auto",
+        ratio: float = 0.01, distribution: str = "exponential", *, values: str = "fp32", index_coding: str = "none"
     ) -> Request:
         """Send what lies above a threshold that a fitted distribution gives, with error feedback: SIDCo (Abdelmoniem
         et al. 2021).
@@ -155,73 +122,45 @@ class Family:
             ratio: share of the elements that is sent, about, in (0, 1]; 0.01 is one per cent.
             distribution: of magnitudes: "exponential"; "gamma", and generalised Pareto beyond the first threshold; or
                 "pareto", the generalised one, for all stages.
-            scheme: as threshold().
-            values, index_coding, engine, device: as topk().
+            values, index_coding: as topk().
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
         compressor = SIDCo(ratio, distribution, values=values, index_coding=index_coding)
-        return Request(compressor, scheme, engine=engine, device=device)
+        return Request(compressor)
 
     @staticmethod
-    def randomk(
-        ratio: float = 0.01,
-        scheme: str = "auto",
-        algorithm: str = "auto",
-        *,
-        error_feedback: bool = True,
-        seed: int = 0,
-        engine: str = "auto",
-        device: str = "auto",
-    ) -> Request:
+    def randomk(ratio: float = 0.01, *, error_feedback: bool = True, seed: int = 0) -> Request:
         """Send random elements, the same on all ranks: their values alone.
 
         Args:
             ratio: share of the elements that is sent, in (0, 1]; 0.01 is one per cent.
-            scheme: "allreduce", "allgather", or "auto", as int8(); or "hierarchical", as topk().
-            algorithm: of it, as topk().
             error_feedback: remember what is not sent. Without it the elements are multiplied by about 1 / ratio, so
                 that the result is right on average, with much noise.
             seed: of the random numbers, the same on all ranks.
-            engine, device: as topk().
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
-        request = Request(RandomK(ratio, error_feedback, seed), scheme, algorithm, engine, device)
+        request = Request(RandomK(ratio, error_feedback, seed))
         warn_of_everything(ratio, "randomk")
         return request
 
     @staticmethod
-    def signsgd(*, scheme: str = "auto", engine: str = "auto", device: str = "auto") -> Request:
+    def signsgd() -> Request:
         """Send one bit an element; the result is +1 or -1, the sign that most ranks have (signSGD, Bernstein et al.).
 
         There is neither a scale nor error feedback: the learning rate says how far each parameter moves in a step, and
         must be far smaller than that of SGD. Whether ranks are averaged or summed makes no difference. What divides or
         clips gradients after the exchange, as a torch.amp.GradScaler does, shrinks the signs. Zeros and ties become +1
-        and -1 in turn.
-
-        Args:
-            scheme: as int8(); with owners of shards it is one bit both ways.
-            engine, device: as topk().
-
-        Raises:
-            ConfigError: a value is unknown.
+        and -1 in turn. With owners of shards (collective="alltoall-allgather") it is one bit both ways.
         """
-        return Request(SignSGD(), scheme, engine=engine, device=device)
+        return Request(SignSGD())
 
     @staticmethod
     def qsgd(
-        bits: int = 4,
-        norm: str = "l2",
-        *,
-        layerwise: bool = True,
-        error_feedback: bool = False,
-        seed: int = 0,
-        scheme: str = "auto",
-        engine: str = "auto",
-        device: str = "auto",
+        bits: int = 4, norm: str = "l2", *, layerwise: bool = True, error_feedback: bool = False, seed: int = 0
     ) -> Request:
         """Send 8, 4 or 2 bits an element, rounded at random, right on average, without error feedback (QSGD).
 
@@ -234,23 +173,15 @@ class Family:
             layerwise: one norm for each parameter instead of one for the bucket.
             error_feedback: remember what rounding loses; with 8 or 4 bits and norm="max", else it would grow.
             seed: of the random numbers.
-            scheme, engine, device: as efsign().
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
         quantizer = QSGD(bits, norm, layerwise=layerwise, seed=seed, error_feedback=error_feedback)
-        return Request(quantizer, scheme, engine=engine, device=device)
+        return Request(quantizer)
 
     @staticmethod
-    def terngrad(
-        *,
-        clip: float | None = 2.5,
-        seed: int = 0,
-        scheme: str = "auto",
-        engine: str = "auto",
-        device: str = "auto",
-    ) -> Request:
+    def terngrad(*, clip: float | None = 2.5, seed: int = 0) -> Request:
         """Send -1, 0 or 1 an element and the largest magnitude of each parameter (Wen et al. 2017).
 
         There is no error feedback. Rounding is random, and right on average; clipping is not.
@@ -258,17 +189,14 @@ class Family:
         Args:
             clip: the bound of a magnitude, in standard deviations of its parameter; None clips none.
             seed: of the random numbers.
-            scheme, engine, device: as efsign().
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
-        return Request(QSGD(2, "max", clip, seed=seed), scheme, engine=engine, device=device)
+        return Request(QSGD(2, "max", clip, seed=seed))
 
     @staticmethod
-    def atomo(
-        rank: int = 4, *, seed: int = 0, scheme: str = "auto", engine: str = "auto", device: str = "auto"
-    ) -> Request:
+    def atomo(rank: int = 4, *, seed: int = 0) -> Request:
         """Send singular vectors of each matrix, drawn at random, right on average, without error feedback (Wang et al.
         2018).
 
@@ -279,10 +207,8 @@ class Family:
             rank: triplets of a singular value and its two vectors that are sent of a matrix, 1 or more: the budget of
                 the paper. More means less noise, and more bytes.
             seed: of the random numbers.
-            scheme: "allgather", which is "auto", or one that runs by name alone, as topk().
-            engine, device: as topk().
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
-        return Request(ATOMO(rank, seed), scheme, engine=engine, device=device)
+        return Request(ATOMO(rank, seed))

@@ -30,7 +30,7 @@ class SignSGD(Requantizer):
 
     One bit cannot say zero. What is zero (below 2^-126) votes + or -, in turn by place in the bucket, step and rank;
     and a tie is decided in turn by place and step. So neither pushes a parameter one way for long. The result is the
-    same by every path over all ranks alike; with scheme="hierarchical" each host has one vote, that of its sum.
+    same by every path over all ranks alike; with collective="hierarchical" each host has one vote, that of its sum.
 
     Bytes: 1/8 an element, both ways where shards have owners, and 4 for a flag. It is 1, or NaN where an element of
     the sender's is not finite; then the result is NaN, too.

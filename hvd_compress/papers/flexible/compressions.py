@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from hvd_compress.compression.part import Part
 from hvd_compress.compressors import TopK
 from hvd_compress.papers.flexible.policy import Flexible
 from hvd_compress.papers.flexible.settings import GAIN_CHANGE, HIGH, LOW
 from hvd_compress.request.request import Request
 
 
-class TradingOff:
+class TradingOff(Part):
     """Part of `Compression`."""
 
     @staticmethod
@@ -20,8 +21,6 @@ class TradingOff:
         gain: str = "curve",
         solver: str = "exact",
         layerwise: bool = False,
-        engine: str = "auto",
-        device: str = "auto",
     ) -> Request:
         """Send the elements of largest magnitude, in each bucket as many as the paper's trade-off says; or all.
 
@@ -40,10 +39,9 @@ class TradingOff:
                 few ratios and takes them back (see optimizer.rollout), as the paper does.
             solver: "exact" compares all ratios of a grid; "nsga2" searches, as the paper does (needs pymoo).
             layerwise: select in each parameter by itself instead of in the fused bucket.
-            engine, device: as topk().
 
         Raises:
             ConfigError: a value is out of range or unknown.
         """
         asked = Flexible(low, high, gain_change, gain, solver)
-        return Request(TopK(asked.start, layerwise), engine=engine, device=device, policy=asked)
+        return Request(TopK(asked.start, layerwise), policy=asked)

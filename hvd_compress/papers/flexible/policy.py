@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean, median
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -384,6 +384,8 @@ def _sent(of: BucketMetrics) -> float:
 @dataclass(frozen=True)
 class Flexible(RatioSettings, PolicySettings):
     """What Compression.flexible() was asked for."""
+
+    takes: ClassVar[tuple[str, ...]] = ("engine", "device")
 
     @property
     def needs_optimizer(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import ClassVar, get_args
 
 import torch
 
@@ -39,6 +39,7 @@ class Auto(PolicySettings):
     quality: Quality = "near"
     factors: tuple[tuple[str, float], ...] | None = None
     kind: Kind | None = None
+    takes: ClassVar[tuple[str, ...]] = ("engine", "device")
 
     def beside(self, kind: str) -> Auto:
         assert kind in get_args(Kind)

@@ -25,7 +25,7 @@ model = torch.nn.Linear(40, 40)
 optimizer = hvd.DistributedOptimizer(
     torch.optim.SGD(model.parameters(), lr=0.1),
     model.named_parameters(),
-    compression=hvd.Compression.int4(engine=sys.argv[1]),
+    compression=hvd.Compression.int4().by(engine=sys.argv[1]),
 )
 model(torch.ones(40)).sum().backward()
 optimizer.step()

@@ -48,7 +48,7 @@ if __name__ == "__main__":
         give()
     Path(os.environ["JOB_FOLDER"], f"{hvd.rank()}.pid").write_text(str(os.getpid()))
     _, stock = train(hvd.Compression.none)
-    optimizer, exact = train(hvd.Compression.topk(1.0, "star", "ring"))
+    optimizer, exact = train(hvd.Compression.topk(1.0).by(collective="star", algorithm="ring"))
     torch.testing.assert_close(exact, stock, rtol=1e-5, atol=1e-6)
     (decision,) = of(optimizer).decisions.values()
     print(f"[rank {hvd.rank()}] sent by {decision.scheme} with {decision.algorithm}", flush=True)

@@ -76,7 +76,7 @@ def main(engine: str, misfortune: str, unlucky_step: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     optimizer.step()  # imports what torch imports late, so that the ranks set out together
     optimizer = hvd.DistributedOptimizer(
-        optimizer, model.named_parameters(), hvd.Compression.topk(0.1, "star", engine=engine)
+        optimizer, model.named_parameters(), hvd.Compression.topk(0.1).by(collective="star", engine=engine)
     )
     hvd.barrier()
     for step in count() if misfortune == "is interrupted with all others" else range(STEPS):

@@ -20,7 +20,7 @@ def main(scheme: str) -> None:
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(50, 80), torch.nn.ReLU(), torch.nn.Linear(80, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    compression = hvd.Compression.topk(0.1, scheme, engine="mpi")
+    compression = hvd.Compression.topk(0.1).by(collective=scheme, engine="mpi")
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression)
     inputs = torch.Generator().manual_seed(hvd.rank())
     for _ in range(STEPS):

@@ -21,7 +21,7 @@ def test_levels_follow_epochs_and_rates() -> None:
 
 
 def by_epochs(rank: int) -> None:
-    levels = (hc.Compression.topk(0.5, "allgather"), hc.Compression.topk(0.05, "allgather"))
+    levels = (hc.Compression.topk(0.5).by(collective="allgather"), hc.Compression.topk(0.05).by(collective="allgather"))
     model = compressed(make_model(), hc.Compression.accordion(*levels, eta=math.inf, every=1))
     optimizer = optimizer_of(model)
     with pytest.raises(ConfigError, match="no parameter of this model"):

@@ -25,7 +25,7 @@ from tests.harness import backward, flat_gradient, flat_residual, gradient, make
 
 RANKS, PER_EPOCH = 2, 3
 SHAPES = {"quiet": (32, 24), "loud": (40, 24)}
-TOPK = (Compression.topk(0.5, "allgather"), Compression.topk(0.05, "allgather"))
+TOPK = (Compression.topk(0.5).by(collective="allgather"), Compression.topk(0.05).by(collective="allgather"))
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_what_is_no_choice_is_an_error_of_all_ranks(choice: str) -> None:
         (Compression.topk(0.1), Compression.topk(0.1), {}, "there is nothing to switch between"),
         (Compression.auto(), Compression.topk(0.1), {}, "low = what chooses by itself, Auto must be a compression of"),
         (Compression.topk(0.1), None, {}, "high = None must be a compression"),
-        (Compression.topk(0.1), Compression.topk(0.01, engine="mpi"), {}, "the same engine, device and feedback"),
+        (Compression.topk(0.1), Compression.topk(0.01).by(engine="mpi"), {}, "the same engine, device and feedback"),
         (*reversed(TOPK), {}, "low is the lower compression, and comes first"),
         (*TOPK, {"eta": 0}, "eta = 0 must be a share"),
         (*TOPK, {"eta": math.nan}, "eta = nan must be a share"),
@@ -447,7 +447,7 @@ def test_sums_that_rank_0_alone_has_loaded_are_those_of_all() -> None:
     """Saved in the middle of an epoch that is compared."""
 
     def body(engine: InProcessEngine) -> tuple[list[float], list[float]]:
-        request = Compression.accordion(*(Compression.topk(r, "allgather") for r in (1.0, 0.05)), every=1)
+        request = Compression.accordion(*(Compression.topk(r).by(collective="allgather") for r in (1.0, 0.05)), every=1)
         parameters, optimizer = start(engine, request, 0)
         for at in range(4):
             one_step(engine, parameters, optimizer, at)

@@ -20,7 +20,7 @@ DECISIONS = {"skip": Turn(Cast(), SKIP)}
 SAVED = {
     "covap": {"compression": Filtering.covap(2)},
     "covap-feedback": {
-        "compression": Filtering.covap(2, sent=Compression.int8(scheme="allgather"), feedback=(0.5, 2, 0.125))
+        "compression": Filtering.covap(2, sent=Compression.int8().by(collective="allgather"), feedback=(0.5, 2, 0.125))
     },
     "covap-auto": {"compression": Filtering.covap("auto"), "steps": 20, "adapts": True},
 }
@@ -32,6 +32,7 @@ ALLOWED = {
         "papers.covap",
         "buckets.layout",
         "compression.choosing",
+        "compression.part",
         "compressors",
         "cost.paths",
         "engines.base",

@@ -47,7 +47,7 @@ SENT = {
     "int8": Compression.int8(),
     "int4": Compression.int4(),
     "topk": Compression.topk(0.1),
-    "star": Compression.topk(0.1, "star"),
+    "star": Compression.topk(0.1).by(collective="star"),
     "efsign": Compression.efsign(),
 }
 REQUEST = Request(Cast(), policy=Covap(INTERVAL, shard=False))
@@ -298,10 +298,10 @@ def test_a_filtered_compression_must_be_the_same_in_each_step() -> None:
 
 
 def test_what_sends_shards_keeps_its_engine_unless_another_is_asked_for() -> None:
-    sent = Compression.int8(engine="mpi", device="cpu")
+    sent = Compression.int8().by(engine="mpi", device="cpu")
     kept = Compression.covap(4, sent=sent)
     assert (kept.engine, kept.device, kept.compressor) == ("mpi", "cpu", sent.compressor)
-    assert Compression.covap(4, sent=sent, engine="horovod").engine == "horovod"
+    assert Compression.covap(4, sent=sent).by(engine="horovod").engine == "horovod"
 
 
 def test_the_coefficient_is_that_of_the_paper() -> None:

@@ -136,7 +136,7 @@ NAMED = {"terngrad:clip=null": Family.terngrad(clip=None)}
 
 SAVED = {
     "dgc": {"compression": Family.dgc(0.1, 0.5)},
-    "oktopk": {"compression": Family.oktopk(0.1, "oktopk", threshold_steps=3, region_steps=2)},
+    "oktopk": {"compression": Family.oktopk(0.1, threshold_steps=3, region_steps=2).by(collective="oktopk")},
     "sidco": {"compression": Family.sidco(0.1), "tolerance": 1e-4},
 }
 """Cases of checkpoints. Logarithms are torch's."""
@@ -145,6 +145,7 @@ ALLOWED = {
     "papers/family": {
         "papers.family",
         "buckets.layout",
+        "compression.part",
         "compression.sparsifiers",
         "compressors",
         "cost.paths",

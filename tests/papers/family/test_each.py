@@ -97,7 +97,7 @@ def test_what_is_not_finite_reaches_the_sum(values: str, bad: float) -> None:
 
 def test_artopk_sums_no_rounded_values() -> None:
     compressor = MSTopK(0.01, values="int8")
-    with pytest.raises(ConfigError, match="unknown scheme 'star'; known here are auto, allgather"):
+    with pytest.raises(ConfigError, match="unknown collective 'star'; known here are auto, allgather"):
         Request(compressor, "star")
     with pytest.raises(ConfigError, match="cannot carry"):
         build(compressor, Path("var"))
@@ -114,21 +114,25 @@ def test_dgc_keeps_what_rounding_takes_beside_its_velocity() -> None:
     ("found", "expected"),
     [
         (
-            Family.mstopk(0.1, "star", "ring", bisections=3, layerwise=True, engine="mpi", device="cpu"),
+            Family.mstopk(0.1, bisections=3, layerwise=True).by(
+                collective="star", algorithm="ring", engine="mpi", device="cpu"
+            ),
             Request(MSTopK(0.1, True, 3), "star", "ring", "mpi", "cpu"),
         ),
         (
-            Family.randomk(0.1, "allgather", "bruck", error_feedback=False, seed=5, engine="mpi", device="cpu"),
+            Family.randomk(0.1, error_feedback=False, seed=5).by(
+                collective="allgather", algorithm="bruck", engine="mpi", device="cpu"
+            ),
             Request(RandomK(0.1, False, 5), "allgather", "bruck", "mpi", "cpu"),
         ),
-        (Family.threshold(0.5, engine="mpi", device="cpu"), Request(Threshold(0.5), engine="mpi", device="cpu")),
+        (Family.threshold(0.5).by(engine="mpi", device="cpu"), Request(Threshold(0.5), engine="mpi", device="cpu")),
         (
-            Family.qsgd(8, "max", layerwise=False, seed=5, engine="mpi", device="cpu"),
+            Family.qsgd(8, "max", layerwise=False, seed=5).by(engine="mpi", device="cpu"),
             Request(QSGD(8, "max", None, False, 5), engine="mpi", device="cpu"),
         ),
         (Family.terngrad(), Request(QSGD(2, "max", 2.5))),
         (
-            Family.terngrad(clip=None, seed=5, engine="mpi", device="cpu"),
+            Family.terngrad(clip=None, seed=5).by(engine="mpi", device="cpu"),
             Request(QSGD(2, "max", None, True, 5), engine="mpi", device="cpu"),
         ),
     ],

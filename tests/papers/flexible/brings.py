@@ -20,6 +20,7 @@ ALLOWED = {
     "papers/flexible": {
         "papers.flexible",
         "buckets.layout",
+        "compression.part",
         "compressors",
         "cost",
         "engines.base",

@@ -112,7 +112,7 @@ def test_a_gradient_that_overflows_its_type_counts_as_not_finite() -> None:
 def test_what_can_be_asked_for() -> None:
     assert Compression.momentum(0.5).compressor == CompressedMomentum(0.5)
     assert Compression.momentum(0.5).policy is None
-    request = Compression.momentum(0.5, 10, BlockQuantizer(2), scheme="alltoall-allgather")
+    request = Compression.momentum(0.5, 10, BlockQuantizer(2)).by(collective="alltoall-allgather")
     assert request.compressor == CompressedMomentum(0.5, BlockQuantizer(2))
     assert request.policy == Warmup(DenseMomentum(0.5), 10)
     assert request.scheme == "alltoall-allgather"

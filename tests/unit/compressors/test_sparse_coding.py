@@ -152,7 +152,7 @@ def test_every_sparsifier_has_the_settings(name: str) -> None:
 
 @pytest.mark.parametrize("compressor", [TopK(0.01, values="bf16"), TopK(0.01, True, values="int8")])
 def test_artopk_sums_no_rounded_values(compressor: FixedRatio) -> None:
-    with pytest.raises(ConfigError, match="unknown scheme 'star'; known here are auto, allgather"):
+    with pytest.raises(ConfigError, match="unknown collective 'star'; known here are auto, allgather"):
         Request(compressor, "star")
     with pytest.raises(ConfigError, match="cannot carry"):
         build(compressor, Path("var"))

@@ -53,7 +53,7 @@ def test_settings_out_of_range_are_refused(arguments: dict[str, object], words: 
 
 def test_a_request_keeps_all_else_and_says_it_in_its_repr() -> None:
     """Ranks compare the repr before the first step."""
-    request = Compression.topk(0.1, "star", engine="mpi").with_feedback(0.25, 0.5, 7)
+    request = Compression.topk(0.1).by(collective="star", engine="mpi").with_feedback(0.25, 0.5, 7)
     assert request == Request(TopK(0.1), "star", engine="mpi", feedback=FeedbackSchedule(0.25, 0.5, 7))
     assert "initial=0.25, growth=0.5, every=7" in repr(request)
     assert Compression.auto().with_feedback().feedback == FeedbackSchedule(0.5, 0.1, 50)

@@ -12,7 +12,7 @@ from tests.brought import brought
 from tests.recorded import Recorded
 
 REQUESTS = {
-    "fixed": Compression.int4(engine="mpi"),
+    "fixed": Compression.int4().by(engine="mpi"),
     "controller": Compression.topk(0.01),
     **dict(brought("ADAPTIVE")),
     "policy": Compression.per_bucket(lambda _: Compression.int4()),

@@ -309,7 +309,10 @@ def follows(rank: int, folder: Path) -> None:
     dist.barrier()
     assert "compression" not in (folder / "lightning_logs/version_1/metrics.csv").read_text()
 
-    levels, sent = (Compression.topk(0.5, "allgather"), Compression.topk(0.05, "allgather")), []
+    levels, sent = (
+        (Compression.topk(0.5).by(collective="allgather"), Compression.topk(0.05).by(collective="allgather")),
+        [],
+    )
 
     class Watch(pl.Callback):
         def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:

@@ -160,7 +160,7 @@ def mixed_precision_and_compiled(rank: int) -> None:
 
 
 def learning_rates_are_followed(rank: int) -> None:
-    levels = (hc.Compression.topk(0.5, "allgather"), hc.Compression.topk(0.05, "allgather"))
+    levels = (hc.Compression.topk(0.5).by(collective="allgather"), hc.Compression.topk(0.05).by(collective="allgather"))
     loop = Loop(hc.Compression.accordion(*levels, eta=math.inf, every=1))
     hc.of(loop.model).follow_learning_rate(loop.optimizer)
     for epoch in range(5):

@@ -196,7 +196,7 @@ def mixed_precision_and_compiled(folder: Path) -> None:
 
 
 def epochs_and_learning_rates_are_told(folder: Path) -> None:
-    levels = (hc.Compression.topk(0.5, "allgather"), hc.Compression.topk(0.05, "allgather"))
+    levels = (hc.Compression.topk(0.5).by(collective="allgather"), hc.Compression.topk(0.05).by(collective="allgather"))
     request = hc.Compression.accordion(*levels, eta=math.inf, every=1)
     trainer = trainer_of(folder, request, Small(), max_steps=20)  # of 4 steps an epoch; rates decay in each step
     trainer.train()

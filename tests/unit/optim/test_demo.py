@@ -90,7 +90,7 @@ def test_ranks_follow_the_algorithm() -> None:
 
 def test_it_gives_the_compression_that_goes_with_it() -> None:
     optimizer = DeMo([torch.nn.Parameter(torch.zeros(2))])
-    request = optimizer.compression(8, 32, 0.99, engine="torch")
+    request = optimizer.compression(8, 32, 0.99).by(engine="torch")
     assert request.compressor == Compressor(8, 32, 0.99)
     assert request.engine == "torch"
     assert optimizer.compression().compressor == Compressor(32, 64, 0.999)

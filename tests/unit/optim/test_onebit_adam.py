@@ -120,7 +120,7 @@ def quantised(values: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("scheme", ["allgather", "alltoall-allgather"])
 def test_ranks_follow_the_algorithm(scheme: str) -> None:
     def body(engine: InProcessEngine) -> tuple[torch.Tensor, torch.Tensor, list[tuple[str, ...]]]:
-        parameters, optimizer = distributed(engine, onebit_adam(WARMUP, inner=INNER, scheme=scheme))
+        parameters, optimizer = distributed(engine, onebit_adam(WARMUP, inner=INNER, collective=scheme))
         train(parameters, optimizer, engine.rank, range(STEPS))
         return flat(parameters), momenta(optimizer), list(of(optimizer).decisions)
 
@@ -235,7 +235,7 @@ def test_what_is_remembered_moves_into_other_buckets(make: Any) -> None:
 
 def test_one_call_gives_both_the_same() -> None:
     _, optimizer = one_parameter(betas=(0.8, 0.99), warmup_steps=7)
-    request = optimizer.compression(inner=INNER, engine="torch")
+    request = optimizer.compression(inner=INNER).by(engine="torch")
     assert request.compressor == CompressedMomentum(0.8, INNER)
     assert request.policy == Warmup(DenseMomentum(0.8), 7)
     assert request.engine == "torch"

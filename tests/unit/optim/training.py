@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
+from hvd_compress.compressors import Requantizer
+from hvd_compress.compressors.momentum import INNER
 from hvd_compress.engines.base import Engine
 from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable
 from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, wrap
@@ -22,10 +24,12 @@ THREE_BUCKETS = 600
 """HOROVOD_FUSION_THRESHOLD with which SHAPES are three buckets."""
 
 
-def onebit_adam(warmup_steps: int = 3, weight_decay: float = 0.1, **options: object) -> Maker:
+def onebit_adam(
+    warmup_steps: int = 3, weight_decay: float = 0.1, inner: Requantizer = INNER, collective: str = "auto"
+) -> Maker:
     def make(parameters: Iterable[torch.Tensor]) -> tuple[torch.optim.Optimizer, Request]:
         optimizer = OneBitAdam(parameters, 0.01, (0.9, 0.99), weight_decay=weight_decay, warmup_steps=warmup_steps)
-        return optimizer, optimizer.compression(**options)
+        return optimizer, optimizer.compression(inner=inner).by(collective=collective)
 
     return make
 

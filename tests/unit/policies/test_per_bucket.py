@@ -119,9 +119,9 @@ def test_a_function_that_fails_on_one_rank_is_an_error_on_both() -> None:
         (Compression.auto(), "whose every step is alike"),
         (Compression.demo(), "without a momentum"),
         *((each, "without a momentum") for each in brought("WITH_MOMENTUM")),
-        (Compression.topk(0.1, "artopk"), "whose every step is alike"),
+        (Compression.topk(0.1).by(collective="artopk"), "whose every step is alike"),
         (Compression.int8().with_feedback(), "whose every step is alike"),
-        (Compression.int8(engine="torch"), "pass engine= to per_bucket"),
+        (Compression.int8().by(engine="torch"), r"say \.by\(engine=\.\.\.\) of per_bucket"),
     ],
     ids=lambda value: str(value)[:20],
 )

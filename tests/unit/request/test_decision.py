@@ -32,15 +32,15 @@ def test_a_ratio_outside_its_range_is_refused(ratio: object) -> None:
     ("found", "expected"),
     [
         (
-            Compression.topk(0.1, "star", "ring", layerwise=True, engine="mpi", device="cpu"),
+            Compression.topk(0.1, layerwise=True).by(collective="star", algorithm="ring", engine="mpi", device="cpu"),
             Request(TopK(0.1, True), "star", "ring", "mpi", "cpu"),
         ),
         (
-            Compression.natural(error_feedback=True, seed=5, engine="mpi", device="cpu"),
+            Compression.natural(error_feedback=True, seed=5).by(engine="mpi", device="cpu"),
             Request(Natural(True, 5), engine="mpi", device="cpu"),
         ),
         (
-            Compression.of(EFSign(), "allgather", "bruck", engine="mpi", device="cpu"),
+            Compression.of(EFSign()).by(collective="allgather", algorithm="bruck", engine="mpi", device="cpu"),
             Request(EFSign(), "allgather", "bruck", "mpi", "cpu"),
         ),
     ],
@@ -58,7 +58,7 @@ def test_a_ratio_within_its_range_keeps_at_least_one(ratio: float) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"scheme": "stars"}, "unknown scheme 'stars'; known here are auto, allgather, artopk, star, var"),
+        ({"scheme": "stars"}, "unknown collective 'stars'; known here are auto, allgather, artopk, star, var"),
         ({"algorithm": "rings"}, "unknown algorithm 'rings'"),
         ({"engine": "nccl"}, "unknown engine 'nccl'"),
         ({"device": "tpu"}, "unknown device 'tpu'; known here are auto, cpu, cuda"),
@@ -115,15 +115,15 @@ def test_powersgd_goes_by_allreduce_or_by_all_gather() -> None:
     assert decide(Request(PowerSGD(), algorithm="ring"), Layout.of((100, 100)), 4, CAN).path == Path(
         "allreduce", "ring"
     )
-    with pytest.raises(ConfigError, match="unknown scheme 'star'; known here are auto, allgather, allreduce"):
+    with pytest.raises(ConfigError, match="unknown collective 'star'; known here are auto, allgather, allreduce"):
         Request(PowerSGD(), "star")
     for scheme in ("dense", "alltoall"):
-        with pytest.raises(ConfigError, match="unknown scheme"):
+        with pytest.raises(ConfigError, match="unknown collective"):
             Request(Cast(), scheme)
 
 
 def test_schemes_are_for_sparsifiers() -> None:
-    with pytest.raises(ConfigError, match="unknown scheme 'star'; known here are auto"):
+    with pytest.raises(ConfigError, match="unknown collective 'star'; known here are auto"):
         Request(EFSign(), "star")
 
 

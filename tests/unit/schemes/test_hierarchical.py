@@ -269,7 +269,7 @@ def test_nothing_chooses_them() -> None:
 
 @pytest.mark.parametrize(("compressor", "scheme"), brought("NOT_BY_HOSTS"))
 def test_what_a_scheme_cannot_carry_is_refused(compressor: Compressor, scheme: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown scheme '{scheme}'; known here are auto, "):
+    with pytest.raises(ConfigError, match=f"unknown collective '{scheme}'; known here are auto, "):
         Request(compressor, scheme)
 
 

@@ -60,8 +60,8 @@ def kept(session: Session) -> torch.Tensor:
 
 
 REQUESTS = {
-    "topk": Compression.topk(0.1, "allgather"),
-    "artopk": Compression.topk(0.1, "star"),
+    "topk": Compression.topk(0.1).by(collective="allgather"),
+    "artopk": Compression.topk(0.1).by(collective="star"),
     "int4": Compression.int4(),
     "powersgd": Compression.powersgd(2),
     "dense": Compression.dense(),

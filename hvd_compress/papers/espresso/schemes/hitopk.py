@@ -55,8 +55,8 @@ class HiTopK(Scheme):
         if len(set(ranks)) > 1:
             found = ", ".join(map(str, ranks))
             return (
-                f"it takes as many ranks on each host, and the hosts of this job have {found}: pass "
-                "scheme='hierarchical', or launch as many on each"
+                f"it takes as many ranks on each host, and the hosts of this job have {found}: say "
+                ".by(collective='hierarchical'), or launch as many on each"
             )
         return no_groups(can)
 

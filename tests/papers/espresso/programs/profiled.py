@@ -42,7 +42,9 @@ def by_horovod() -> None:
     prepare(hvd.rank())
     model = model_of()
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), hvd.Compression.topk(0.1, "allgather")
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        model.named_parameters(),
+        hvd.Compression.topk(0.1).by(collective="allgather"),
     )
     train(model, optimizer, hvd.rank())
 
@@ -55,7 +57,7 @@ def by_ddp(plan: str | None = None) -> None:
     dist.init_process_group("gloo")
     prepare(dist.get_rank())
     model = torch.nn.parallel.DistributedDataParallel(model_of(), bucket_cap_mb=1e-6 if plan else 0.004)
-    hc.compress(model, hc.Compression.plan(plan) if plan else hc.Compression.topk(0.1, "allgather"))
+    hc.compress(model, hc.Compression.plan(plan) if plan else hc.Compression.topk(0.1).by(collective="allgather"))
     train(model, torch.optim.SGD(model.parameters(), lr=0.01), dist.get_rank())
     dist.barrier()
     dist.destroy_process_group()

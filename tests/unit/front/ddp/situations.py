@@ -20,7 +20,10 @@ from tests.unit.front.ddp.training import check_ranks_equal
 
 STEPS = 8
 EXACT = {"none": hc.Compression.none, "dense": hc.Compression.dense()}
-ROUNDED = {"allgather": hc.Compression.topk(1.0, "allgather"), "star": hc.Compression.topk(1.0, "star")}
+ROUNDED = {
+    "allgather": hc.Compression.topk(1.0).by(collective="allgather"),
+    "star": hc.Compression.topk(1.0).by(collective="star"),
+}
 LOSSY = {
     "int8": hc.Compression.int8(),
     "int4": hc.Compression.int4(),

@@ -40,7 +40,7 @@ from tests.unit.front.ddp.training import (
 )
 
 CHECKOUT = Path(__file__).parents[4]
-TOPK = hc.Compression.topk(0.1, "star")
+TOPK = hc.Compression.topk(0.1).by(collective="star")
 LATE = {
     "unfrozen": lambda model: model.requires_grad_(True),
     "a new layer": lambda model: model.append(torch.nn.Linear(3, 3)),
@@ -97,7 +97,7 @@ class TestRefusal:
     def test_a_second_call(self) -> None:
         ddp = compressed(make_model(), TOPK)
         loss_of(ddp, 0, 0).backward()
-        assert hc.compress(ddp, hc.Compression.topk(0.1, "star")) is ddp
+        assert hc.compress(ddp, hc.Compression.topk(0.1).by(collective="star")) is ddp
         with pytest.raises(UsageError, match=r"is compressed already, by .*TopK.*wrap the module anew"):
             hc.compress(ddp, hc.Compression.int4())
         loss_of(ddp, 0, 1).backward()

@@ -32,7 +32,7 @@ def test_what_is_in_use_can_be_pinned(tmp_path: Path) -> None:
 
 
 def pin(rank: int, file: Path) -> None:
-    first = compressed(make_model(), hc.Compression.topk(0.1, "star"))
+    first = compressed(make_model(), hc.Compression.topk(0.1).by(collective="star"))
     with pytest.raises(UsageError, match="before the first step"):
         hc.of(first).save_plan(file)
     trained = train(first, rank)

@@ -77,7 +77,7 @@ def train_on_hosts(rank: int) -> None:
         dense = compressed(make_model(), "dense")
         train(dense, rank, 8)
         for scheme in filter(schemes.by_name, schemes.names_for(TopK(1.0))):
-            ddp = compressed(make_model(), hc.Compression.topk(1.0, scheme))
+            ddp = compressed(make_model(), hc.Compression.topk(1.0).by(collective=scheme))
             train(ddp, rank, 8)
             torch.testing.assert_close(flat(ddp), flat(dense), rtol=1e-4, atol=1e-5)
             assert {decision.scheme for decision in hc.of(ddp).decisions.values()} == {scheme}

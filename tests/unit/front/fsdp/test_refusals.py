@@ -39,9 +39,9 @@ C = hc.Compression
         (C.auto(), False, UnsupportedError, "cannot carry Auto"),
         (C.onebit(), False, ConfigError, "pass feedback=True, which takes 8 bytes an element"),
         (C.bf16(), True, ConfigError, "Cast has no error feedback: leave it out"),
-        (C.int8(scheme="allgather"), False, ConfigError, "a reduce-scatter has one way"),
+        (C.int8().by(collective="allgather"), False, ConfigError, "a reduce-scatter has one way"),
         (C.int8().with_feedback(), False, ConfigError, "pass feedback=True, too"),
-        (C.int8(engine="mpi"), False, UnsupportedError, "leave engine at 'auto'"),
+        (C.int8().by(engine="mpi"), False, UnsupportedError, "leave engine at 'auto'"),
     ],
 )
 def test_what_no_reduce_scatter_carries(request_: Request, feedback: bool, error: type[Exception], words: str) -> None:
@@ -58,7 +58,7 @@ def test_what_no_reduce_scatter_carries(request_: Request, feedback: bool, error
         (C.flexible(), False, UnsupportedError, r"take auto\(\)"),
         *((each, False, UnsupportedError, r"take auto\(\)") for _, each in brought("FIXED")),
         (C.int8(), True, ConfigError, "leave it out"),
-        (C.int8(engine="horovod"), False, UnsupportedError, "leave engine at 'auto'"),
+        (C.int8().by(engine="horovod"), False, UnsupportedError, "leave engine at 'auto'"),
     ],
 )
 def test_what_replicas_do_not_exchange(request_: Request, feedback: bool, error: type[Exception], words: str) -> None:

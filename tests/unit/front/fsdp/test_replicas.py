@@ -209,7 +209,11 @@ def by_an_inner_mesh(rank: int, mesh: Any) -> None:
 
 def chooses(rank: int, mesh: Any) -> None:
     """auto() and top-k, which no reduce-scatter carries, among replicas."""
-    for request in (hc.Compression.auto(), hc.Compression.topk(0.1, "allgather"), hc.Compression.powersgd(2)):
+    for request in (
+        hc.Compression.auto(),
+        hc.Compression.topk(0.1).by(collective="allgather"),
+        hc.Compression.powersgd(2),
+    ):
         model = compressed(mesh, request)
         losses = train(model, adam(model), range(4))
         assert losses[-1] < losses[0], request
@@ -237,7 +241,7 @@ def replicated(rank: int, mesh: Any) -> None:
     whole = mesh_of(4)
     plain, dense, int4 = (sharded(whole, replicate) for _ in range(3))
     hc.compress(dense, hc.Compression.dense())
-    hc.compress(int4, hc.Compression.int4(scheme="alltoall-allgather"))
+    hc.compress(int4, hc.Compression.int4().by(collective="alltoall-allgather"))
     expected, found, losses = (train(model, adam(model), range(3)) for model in (plain, dense, int4))
     torch.testing.assert_close(parameters(dense), parameters(plain), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
@@ -251,7 +255,7 @@ def replicated_by_ddp(rank: int, mesh: Any) -> None:
     """The older one, which is a DistributedDataParallel inside."""
     torch.manual_seed(0)
     found = []
-    for request in (None, hc.Compression.dense(), hc.Compression.int4(scheme="alltoall-allgather")):
+    for request in (None, hc.Compression.dense(), hc.Compression.int4().by(collective="alltoall-allgather")):
         model = sharded(None, lambda module, mesh: module)
         model = replicate_by_ddp(model)
         if rank == 1:  # alone: nothing is communicated

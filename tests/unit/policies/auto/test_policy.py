@@ -147,10 +147,10 @@ def test_where_only_dense_will_do_algorithms_are_compared() -> None:
 
 REQUESTS = {
     "topk": Compression.topk(0.02),
-    "topk by ring": Compression.topk(0.02, algorithm="ring"),
-    "star": Compression.topk(0.02, scheme="star"),
+    "topk by ring": Compression.topk(0.02).by(algorithm="ring"),
+    "star": Compression.topk(0.02).by(collective="star"),
     "int4": Compression.int4(),
-    "allgather of int4": Compression.int4(scheme="allgather"),
+    "allgather of int4": Compression.int4().by(collective="allgather"),
 }
 
 
