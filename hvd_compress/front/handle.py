@@ -195,7 +195,7 @@ class Handle:
         if self.front.is_alone:
             return [[float(each) for each in figures]]
         self.front.require_rest("gather_figures()")
-        return self.session.gather_figures(figures)
+        return self.session.gathering.figures(figures)
 
     def follow_learning_rate(self, optimizer: torch.optim.Optimizer) -> None:
         """Let Compression.accordion() see the learning rates of the optimizer that trains this model, on every rank.

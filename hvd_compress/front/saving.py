@@ -23,14 +23,15 @@ def gathered(own: Mapping[str, Any], front: FrontEnd, session: Session | None = 
     Raises CommunicationError, which names the ranks that have not come within HVD_COMPRESS_TIMEOUT_S; UsageError where
     ranks have no group, before the first step or after the last.
     """
-    joins_all = session is not None and session.connected and session.engine.world_size == front.world_size
-    is_of_part = session is not None and session.connected and not joins_all
+    is_open = session is not None and session.policy is not None and not session.closed
+    joins_all = session is not None and is_open and session.engine.world_size == front.world_size
+    is_of_part = is_open and not joins_all
     if session is not None and session.failed and not is_of_part:  # else other ranks do not know of it
         warn_caller("an earlier exchange failed, so what other ranks remember is not gathered: this is of one rank")
         return dict(own)
     parts: list[Any] | None
     if session is not None and joins_all:
-        parts = session.gather(own["ranks"])
+        parts = session.gathering.on_first(own["ranks"])
     elif front.group is not None:
         first = dist.get_process_group_ranks(front.group)[0]
         parts = [None] * front.world_size if dist.get_rank() == first else None

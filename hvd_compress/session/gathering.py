@@ -5,16 +5,31 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, UsageError
 
 PIECE = 2**30
 """Bytes of all ranks that one collective moves."""
+
+
+class Meeting(Protocol):
+    """A session, as far as its ranks meet between steps.
+
+    Attributes:
+        step: the coming one.
+        closed: whether it exchanges nothing any more.
+    """
+
+    step: int
+    closed: bool
+
+    @property
+    def policy(self) -> object: ...
 
 
 class Gathering:
@@ -23,27 +38,33 @@ class Gathering:
     Raises CommunicationError, which names the ranks that have not come.
     """
 
-    def __init__(self, launch: Launch) -> None:
-        self._launch = launch
+    def __init__(self, session: Meeting, launch: Launch) -> None:
+        self._session, self._launch = session, launch
 
-    def of_all(self, figures: Sequence[float], step: int, what: str) -> list[list[float]]:
+    def of_all(self, figures: Sequence[float], what: str) -> list[list[float]]:
         """Return the figures of all ranks, which may bring more or fewer. `what` they are, a timeout says."""
-        return self._launch(partial(_gathered, figures), f"step {step}, {what}")()
+        return self._launch(partial(_gathered, figures), f"step {self._session.step}, {what}")()
 
-    def figures(self, figures: Sequence[float], step: int, what: str = "figures of the program") -> list[list[float]]:
+    def figures(self, figures: Sequence[float], what: str = "figures of the program") -> list[list[float]]:
         """Return the figures of all ranks, which bring as many.
 
-        Raises ConfigError where figures are no numbers, and on all ranks alike where one brings more than another.
+        Raises UsageError before the first step, when ranks have not met; ConfigError where figures are no numbers, and
+        on all ranks alike where one brings more than another.
         """
-        ranks = self.of_all(_numbers(figures), step, what)
+        mine = _numbers(figures)
+        if self._session.policy is None:
+            raise UsageError("ranks have not met before their first step: call it after that")
+        if self._session.closed:
+            raise UsageError("this optimizer or model exchanges nothing any more, so ranks do not meet")
+        ranks = self.of_all(mine, what)
         if len({len(rank) for rank in ranks}) > 1:
             brought = ", ".join(str(len(rank)) for rank in ranks)
             raise ConfigError(f"ranks bring {brought} figures: bring as many on each")
         return ranks
 
-    def on_first(self, value: Any, step: int) -> list[Any] | None:
+    def on_first(self, value: Any) -> list[Any] | None:
         """Return on the first rank what all ranks bring, which pickle takes; None on others."""
-        return self._launch(partial(_on_first, value), f"step {step}, what is saved")()
+        return self._launch(partial(_on_first, value), f"step {self._session.step}, what is saved")()
 
 
 def _numbers(figures: Sequence[float]) -> list[float]:

@@ -10,8 +10,9 @@ from hvd_compress.buckets.plan import Slot
 from hvd_compress.engines.base import Engine
 from hvd_compress.policies import DecisionPolicy, policy_for
 from hvd_compress.request.request import Request
+from hvd_compress.session.buckets import Buckets
 from hvd_compress.session.handshake import Agreement, Offer, agree
-from hvd_compress.session.notices import tell_other_choice
+from hvd_compress.session.notices import tell_other_choice, tell_unused
 from hvd_compress.session.services import Services
 from hvd_compress.settings import Settings
 
@@ -48,6 +49,15 @@ class Loaded:
     choice: str = ""
     kinds: frozenset[str] = frozenset()
 
+    def tell_unused(self, buckets: Buckets, controller: DecisionPolicy | None) -> None:
+        """Say once what it remembers, and this compression has no use for.
+
+        Where a policy chooses, another one of its compressors may have.
+        """
+        kinds, self.kinds = self.kinds, frozenset()
+        if kinds and controller is None and (unused := buckets.unused(kinds)):
+            tell_unused(unused)
+
 
 @dataclass(frozen=True)
 class Met:
@@ -57,6 +67,7 @@ class Met:
         goes_on: whether the policy goes on with what another process has chosen.
     """
 
+    engine: Engine
     agreement: Agreement
     policy: DecisionPolicy
     goes_on: bool
@@ -105,7 +116,7 @@ class Opening:
             tell_other_choice(agreement.choice)
         rows = set(agreement.sparse) if self.by_rows else set()
         policy.prepare(engine, [slot.layout(name, sparse=name in rows) for name, slot in self.parameters.items()])
-        return Met(agreement, policy, goes_on)
+        return Met(engine, agreement, policy, goes_on)
 
     def _words(self, engine: Engine, resuming: Resuming, services: Services) -> dict[str, str]:
         """Return what must be equal on all ranks."""

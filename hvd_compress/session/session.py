@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 import torch
 
@@ -24,8 +23,7 @@ from hvd_compress.request.request import Request
 from hvd_compress.session.buckets import Buckets
 from hvd_compress.session.gathering import Gathering
 from hvd_compress.session.handshake import Agreement
-from hvd_compress.session.notices import tell_unused
-from hvd_compress.session.opening import Loaded, Met, Opening, Resuming
+from hvd_compress.session.opening import Loaded, Opening, Resuming
 from hvd_compress.session.pipeline import Pipeline
 from hvd_compress.session.report import Exchanged, StepReport
 from hvd_compress.session.reporting import Reporting
@@ -45,6 +43,7 @@ class Session:
 
     Attributes:
         parameters: what a plan of buckets needs to know of each, by name.
+        engine: what moves the bytes, from open() on.
         buckets: what it exchanges; none before set_buckets().
         states: what buckets remember, by parameter name.
         loss_scale: the units of residuals in mixed precision.
@@ -55,6 +54,8 @@ class Session:
         loaded: what a checkpoint has brought that was loaded before open().
         cuts_stand: whether no other cut of the gradients is being tried, which a checkpoint would keep for good.
         reporting: what it says of its steps.
+        gathering: has ranks bring something between two steps.
+        closed: whether it exchanges nothing any more.
         may_give_up: whether the front end can go on after a backward pass that an error has ended.
     """
 
@@ -87,7 +88,7 @@ class Session:
         self.request, self._settings, self._connect = request, settings, connect
         lanes = lanes or Lanes()
         self._pipeline = Pipeline(settings.timeout_s, arrivals, partial(lanes.set_device, tuple(devices)))
-        self._engine: Engine  # from open() on
+        self.engine: Engine
         self._opening: Opening
         self.states = States()
         self.loss_scale = LossScale(self.states)
@@ -95,13 +96,13 @@ class Session:
         self._step = Step(self._pipeline, self.buckets, self.loss_scale, request.feedback, average, predivide_factor)
         self.reporting = Reporting(settings)
         self.steering = Steering(self.buckets, self._step, self._pipeline.begin, self.reporting)
-        self._gathering = Gathering(self._pipeline.begin)
+        self.gathering = Gathering(self, self._pipeline.begin)
         self.step = 0
         self.last_step: StepReport | None = None
         self.services = Services()
         self.loaded, self.cuts_stand = Loaded(), True
         self.may_give_up = False
-        self._closed = False
+        self.closed = False
 
     @property
     def policy(self) -> DecisionPolicy | None:
@@ -109,19 +110,9 @@ class Session:
         return self.steering.policy
 
     @property
-    def connected(self) -> bool:
-        """Whether ranks have met, and the session is not closed."""
-        return self.policy is not None and not self._closed
-
-    @property
     def is_within_step(self) -> bool:
         """Whether a step has begun and is not over."""
         return self._step.begun_s is not None
-
-    @property
-    def engine(self) -> Engine:
-        """What moves the bytes, from open() on."""
-        return self._engine
 
     def open(
         self, order: Sequence[str], sparse: Sequence[str] = (), options: str = "", by_rows: bool = True
@@ -146,16 +137,12 @@ class Session:
 
     def _meet(self, resuming: Resuming) -> Agreement:
         meet = partial(self._opening.meet, resuming=resuming, services=self.services)
-
-        def met(engine: Engine) -> Met:
-            self._engine = engine
-            return meet(engine)
-
-        found = self._pipeline.connect(self._connect, met, self._settings.calibration_s)
+        found = self._pipeline.connect(self._connect, meet, self._settings.calibration_s)
+        self.engine = found.engine
         if not found.goes_on:
             self.states.forget_kind(RESULT_SUM)  # of an epoch that nobody goes on with
         self.step = found.agreement.step
-        self.reporting.meet(found.policy, self._engine, self._step.returned_s)
+        self.reporting.meet(found.policy, self.engine, self._step.returned_s)
         self.steering.take(found.policy, found.goes_on)
         self.services.opened(self.steering)
         return found.agreement
@@ -176,7 +163,7 @@ class Session:
             UnsupportedError: a collective may be unfinished, and the engine cannot be aborted.
             ConfigError: ranks differ, as in open().
         """
-        if self.policy is None or self._closed or (self.is_within_step and not self.failed):
+        if self.policy is None or self.closed or (self.is_within_step and not self.failed):
             raise UsageError(
                 "reopen() comes between two steps, or after a step that has failed, from open() on and until close()"
             )
@@ -199,19 +186,9 @@ class Session:
             devices: where gradients lie, by the layouts' places.
         """
         assert self._step.is_of_all, "a step of some buckets is on its way"
-        self.steering.set_buckets(self.step, layouts, devices, self._engine)
-        self._tell_unused()
-
-    def _tell_unused(self) -> None:
-        """Once after a checkpoint was loaded: what it remembers, and this compression has no use for.
-
-        Where a policy chooses, another one of its compressors may have.
-        """
-        loaded, self.loaded.kinds = self.loaded.kinds, frozenset()
-        if not loaded or self.steering.controller is not None or self._engine.rank or self._engine.world_size == 1:
-            return
-        if unused := self.buckets.unused(loaded):
-            tell_unused(unused)
+        self.steering.set_buckets(self.step, layouts, devices, self.engine)
+        if not self.engine.rank and self.engine.world_size > 1:
+            self.loaded.tell_unused(self.buckets, self.steering.controller)
 
     def drop_step(self) -> None:
         """Nobody uses the result of the last exchange: remember what was remembered before it. Between two steps.
@@ -243,7 +220,7 @@ class Session:
             gradient: (numel,), in the layout's dtype, where its place says; or a sparse one, of a sparse layout.
         """
         if not self.failed:  # else end_step() will say why
-            self._step.submit(number, gradient, self.step, self._engine)
+            self._step.submit(number, gradient, self.step, self.engine)
 
     def result(self, number: int) -> torch.Tensor:
         """Return a result that lies in no bucket, as of a sparse layout; once, between end_step() and the next step."""
@@ -264,7 +241,7 @@ class Session:
         start_s = perf_counter() if waited_from_s is None else waited_from_s
         try:
             self.services.launched(self.step)
-            over = self._step.finish(self.step, self._engine, self._gathering, gives_up if self.may_give_up else None)
+            over = self._step.finish(self.step, self.engine, self.gathering, gives_up if self.may_give_up else None)
             self._show(over, start_s)
             travelled = self.steering.settle(self.step)
         except BaseException as error:  # an interrupt, too: a step that was taken by halves must not go on
@@ -287,27 +264,6 @@ class Session:
         is_regular = not self.steering.cut_anew and not over.given_up and self._step.is_of_all
         seen = self.reporting.exchanged(self.step, self._step.buckets, over, moments, is_regular)
         self.services.exchanged(seen)
-
-    def gather_figures(self, figures: Sequence[float], what: str = "figures of the program") -> list[list[float]]:
-        """Return the figures of all ranks, which bring as many; between two steps. Collective.
-
-        `what` they are, the error says where a rank does not come.
-
-        Raises UsageError before the first step, when ranks have not met; ConfigError where figures are no numbers, and
-        on all ranks alike where one brings more than another.
-        """
-        if self.policy is None:
-            raise UsageError("ranks have not met before their first step: call it after that")
-        if self._closed:
-            raise UsageError("this optimizer or model exchanges nothing any more, so ranks do not meet")
-        return self._gathering.figures(figures, self.step, what)
-
-    def gather(self, value: Any) -> list[Any] | None:
-        """Return on the first rank what all ranks bring, and None on others; between two steps. Collective.
-
-        Raises CommunicationError, which names the ranks that have not come.
-        """
-        return self._gathering.on_first(value, self.step)
 
     def end_epoch(self) -> None:
         """The program says that an epoch is over, between two steps. Before the first it does nothing.
@@ -335,7 +291,7 @@ class Session:
 
     def close(self) -> None:
         """Let the threads end, what is written be complete, and later engines have what moved the bytes. Local."""
-        self._closed = True
+        self.closed = True
         with ExitStack() as closing:  # each, also where another one fails
             closing.callback(self._pipeline.stop)
             closing.callback(self.reporting.close)

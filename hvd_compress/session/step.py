@@ -116,7 +116,7 @@ class Step:
 
     def _is_given_up(self, mine: bool, step: int, engine: Engine, ranks: Gathering) -> bool:
         """Some gradients were not finite: return whether all ranks give the step up. Collective."""
-        figures = ranks.of_all([mine], step, "who gives it up")
+        figures = ranks.of_all([mine], "who gives it up")
         giving = [str(rank) for rank, (gives_up,) in zip(engine.ranks, figures, strict=True) if gives_up]
         if 0 < len(giving) < len(figures):
             error = CommunicationError(

@@ -221,7 +221,7 @@ class GradientHook:
             least_s, layouts, self._watch = self._watch.least_s, session.buckets.layouts, None
             if not session.engine.among_hosts:
                 return
-            waited_s = min(of_rank[0] for of_rank in session.gather_figures([least_s], "how long steps wait"))
+            waited_s = min(of_rank[0] for of_rank in session.gathering.figures([least_s], "how long steps wait"))
             sizes = [numel * layout.dtype.itemsize for layout in layouts for numel in layout.segments]
             wanted = number_of_buckets(waited_s, sum(sizes))
             cap_mib, made = ddp_cap(sizes, wanted)

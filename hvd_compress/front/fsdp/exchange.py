@@ -229,7 +229,7 @@ class GradientExchange:
         Raises ConfigError, on all ranks alike.
         """
         own = [zlib.crc32(repr([(s.name, s.padded) for s in group.shards]).encode()) for group in self._groups.values()]
-        of_ranks = self.session.gather_figures(own, "which parameters have gradients")
+        of_ranks = self.session.gathering.figures(own, "which parameters have gradients")
         for group, *found in zip(self._groups.values(), *of_ranks, strict=True):
             if len(set(found)) > 1:
                 names = ", ".join(shard.name for shard in group.shards)
@@ -281,7 +281,9 @@ class GradientExchange:
             return
         self._ordered = True
         known = list(self._groups)
-        seen = self.session.gather_figures([known.index(bucket) for bucket in self._came], "the order of gradients")[0]
+        seen = self.session.gathering.figures([known.index(bucket) for bucket in self._came], "the order of gradients")[
+            0
+        ]
         layouts = [self._layout(known[int(number)]) for number in seen]
         if layouts != list(self.session.buckets.layouts):
             self.session.set_buckets(layouts, self.handle.devices)

@@ -262,7 +262,7 @@ class Reducer:
         if not figures:
             return
         before = len(self._buckets)
-        wanted = cutting.decide(self.session.gather_figures(figures, "into how many buckets to cut"), before)
+        wanted = cutting.decide(self.session.gathering.figures(figures, "into how many buckets to cut"), before)
         if wanted != before:
             layouts = plan_so_many(self._order, self.handle.slots, wanted) if wanted else self._first_cut
             buckets = self._buckets
