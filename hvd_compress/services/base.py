@@ -61,7 +61,7 @@ class StepMoments:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class SeenStep:
     """A step whose exchanges are over and committed.
 
     Attributes:
@@ -145,7 +145,7 @@ class Service:
     def launched(self, step: int) -> None:
         """All exchanges of a step are launched: a collective may be launched after them, and awaited later."""
 
-    def exchanged(self, exchange: Exchange) -> None:
+    def exchanged(self, seen: SeenStep) -> None:
         """A step is over; how buckets travel in the next one is not decided yet. What it raises ends the step."""
 
     def ended(self) -> None:

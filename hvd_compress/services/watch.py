@@ -9,7 +9,7 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import Event, History
 from hvd_compress.services.agreement import Agreed, Agreement
-from hvd_compress.services.base import BucketMetrics, Exchange, Service
+from hvd_compress.services.base import BucketMetrics, SeenStep, Service
 from hvd_compress.services.detector import Alarm
 
 Note = TypeVar("Note")
@@ -95,22 +95,22 @@ class Watch(Service, Generic[Note]):
             agreement.begin(self._launch, step, self._policy.tell(self._notes))
             self._compared, self._notes = self._notes, []
 
-    def exchanged(self, exchange: Exchange) -> None:
-        skips, self.is_first = self.is_first or not exchange.is_regular or not self._policy.every, False
-        if skips or exchange.moments.held_back:
+    def exchanged(self, seen: SeenStep) -> None:
+        skips, self.is_first = self.is_first or not seen.is_regular or not self._policy.every, False
+        if skips or seen.moments.held_back:
             return
-        noted = self._policy.note(exchange.metrics)
+        noted = self._policy.note(seen.metrics)
         if noted is None:
             return
-        if self._agreement.ready(exchange.step) or (self._agreement.under_way and self._policy.is_awaited):
-            self._take(exchange.step)
+        if self._agreement.ready(seen.step) or (self._agreement.under_way and self._policy.is_awaited):
+            self._take(seen.step)
         if self.alarm.rings:
-            self._history.add(Event(exchange.step, "network", reason="exchanges take another time than those before"))
+            self._history.add(Event(seen.step, "network", reason="exchanges take another time than those before"))
             self.alarm.answer()
             self.drop()
-            self._policy.on_alarm(exchange.step)
+            self._policy.on_alarm(seen.step)
         else:
-            self._agreement.record(exchange.moments, exchange.metrics)
+            self._agreement.record(seen.moments, seen.metrics)
             self._notes.append(noted)
 
     def _take(self, step: int) -> None:

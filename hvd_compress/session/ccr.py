@@ -12,7 +12,7 @@ from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.policies import DecisionPolicy
 from hvd_compress.services.agreement import gathered
-from hvd_compress.services.base import Exchange, Service, Watched
+from hvd_compress.services.base import SeenStep, Service, Watched
 from hvd_compress.services.ccr import Ccr, StepRecord, WantsCcr, ccr_of
 from hvd_compress.session.clocks import Clock, clock_of, device_of
 from hvd_compress.session.gradient_times import Recorder
@@ -126,7 +126,7 @@ class CcrMeasurement(Service):
     def opened(self, session: Watched) -> None:
         self._session = session
 
-    def exchanged(self, exchange: Exchange) -> None:
+    def exchanged(self, seen: SeenStep) -> None:
         """Take how long exchanges took beside no backward pass, and begin or end a profile."""
         layouts = self._session.layouts  # which may have been cut anew in this step
         if self.profiler is None:
@@ -137,9 +137,9 @@ class CcrMeasurement(Service):
             self._layouts = layouts
             self.profiler.restart()
         else:
-            found = self.profiler.end_step(exchange.step, exchange.moments.waited_s, self._session.launch)
+            found = self.profiler.end_step(seen.step, seen.moments.waited_s, self._session.launch)
             if found is not None and self._for_policy and self._of_policy is not None:
-                self._of_policy.take(exchange.step, found)
+                self._of_policy.take(seen.step, found)
             elif found is not None:
                 self.found, self.asked = found, 0
 

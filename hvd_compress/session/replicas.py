@@ -17,7 +17,7 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.errors import ReplicaError
 from hvd_compress.measuring import machine
-from hvd_compress.services.base import Exchange, Service, Watched
+from hvd_compress.services.base import SeenStep, Service, Watched
 
 FIRST = 1
 """The first exchange to be checked: parameters have changed once by then."""
@@ -97,14 +97,14 @@ class ReplicaCheck(Service):
     def met(self, engine: Engine) -> None:
         self._is_alone = engine.world_size == 1
 
-    def exchanged(self, exchange: Exchange) -> None:
+    def exchanged(self, seen: SeenStep) -> None:
         """Take the comparison that is under way, if any, and begin one where it is due.
 
         Raises:
             ReplicaError: replicas differ; on all ranks.
         """
-        buckets, step, launch = self._session.results, exchange.step, self._session.launch
-        if self._is_alone or exchange.moments.held_back or not buckets:
+        buckets, step, launch = self._session.results, seen.step, self._session.launch
+        if self._is_alone or seen.moments.held_back or not buckets:
             return
         layouts = [layout for layout, _ in buckets]
         if self._compared is not None:

@@ -12,7 +12,7 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.policies import DecisionPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
-from hvd_compress.services.base import BucketMetrics, Exchange, StepMoments
+from hvd_compress.services.base import BucketMetrics, SeenStep, StepMoments
 from hvd_compress.session.bucket import SessionBucket
 from hvd_compress.session.metrics import StepMetrics
 from hvd_compress.session.notices import tell_given_up
@@ -49,11 +49,11 @@ class Reporting:
 
     def exchanged(
         self, step: int, buckets: Sequence[SessionBucket], over: Exchanged, moments: StepMoments, is_regular: bool
-    ) -> Exchange:
+    ) -> SeenStep:
         """Show the exchanges of a step that is committed, and return what services are to see of it.
 
         Args:
-            is_regular: as `Exchange.is_regular`.
+            is_regular: as `SeenStep.is_regular`.
         """
         assert self._observers is not None
         self._observers.trace(step, buckets, over.spans, moments)
@@ -61,7 +61,7 @@ class Reporting:
             self._observers.exchanged(step, buckets, over.spans)
         found = zip(over.spans, buckets, strict=True)
         measured = self._metrics.observe([BucketMetrics(spans, b.report, b.state) for spans, b in found])
-        return Exchange(step, measured, moments, over.finite, is_regular)
+        return SeenStep(step, measured, moments, over.finite, is_regular)
 
     def ended(
         self,

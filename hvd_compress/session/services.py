@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from hvd_compress.engines.base import Engine
 from hvd_compress.policies import DecisionPolicy
-from hvd_compress.services.base import Exchange, Service, Watched
+from hvd_compress.services.base import SeenStep, Service, Watched
 from hvd_compress.session.ccr import CcrMeasurement
 from hvd_compress.session.replicas import ReplicaCheck
 
@@ -63,10 +63,10 @@ class Services:
         for each in self.every:
             each.launched(step)
 
-    def exchanged(self, exchange: Exchange) -> None:
+    def exchanged(self, seen: SeenStep) -> None:
         """A step is over, and committed."""
         for each in self.every:
-            each.exchanged(exchange)
+            each.exchanged(seen)
 
     def ended(self) -> None:
         """A step counts."""

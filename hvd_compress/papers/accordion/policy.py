@@ -29,7 +29,7 @@ from hvd_compress.policies.resumed import refused, said_by
 from hvd_compress.policies.telling import TellingPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request
-from hvd_compress.services.base import Exchange, Service, Watched
+from hvd_compress.services.base import SeenStep, Service, Watched
 from hvd_compress.settings import Settings
 
 log = logging.getLogger("hvd_compress")
@@ -263,10 +263,10 @@ class _Epochs(Service):
     def opened(self, session: Watched) -> None:
         self._session = session
 
-    def exchanged(self, exchange: Exchange) -> None:
+    def exchanged(self, seen: SeenStep) -> None:
         if self._policy.count_step():
-            self._policy.end_epoch(exchange.step + 1, self._session)
-        if exchange.finite and self._policy.adds_results:
+            self._policy.end_epoch(seen.step + 1, self._session)
+        if seen.finite and self._policy.adds_results:
             self._session.add_results()
 
     def end_epoch(self, step: int) -> None:

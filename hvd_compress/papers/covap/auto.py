@@ -19,7 +19,7 @@ from hvd_compress.policies.telling import TellingPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 from hvd_compress.services.agreement import WINDOW, Agreed, window
-from hvd_compress.services.base import BucketMetrics, Exchange
+from hvd_compress.services.base import BucketMetrics, SeenStep
 from hvd_compress.services.ccr import Ccr, WantsCcr, interval_of
 from hvd_compress.services.watch import Watch
 
@@ -126,8 +126,8 @@ class _Profile(WantsCcr):
     def wanted(self) -> bool:
         return not self._policy.settled and self._steps >= WARM
 
-    def exchanged(self, exchange: Exchange) -> None:
-        self._steps += exchange.is_regular
+    def exchanged(self, seen: SeenStep) -> None:
+        self._steps += seen.is_regular
 
     def take(self, step: int, ccr: Ccr) -> None:
         self._policy.take_ccr(step, ccr)

@@ -19,7 +19,7 @@ from hvd_compress.errors import CommunicationError, UsageError
 from hvd_compress.policies import DecisionPolicy, Launch
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request
-from hvd_compress.services.base import Exchange, Service
+from hvd_compress.services.base import SeenStep, Service
 from hvd_compress.session import checkpoint
 from hvd_compress.session.session import Session
 from hvd_compress.settings import Settings
@@ -40,8 +40,8 @@ class Seeing(Service):
     def launched(self, step: int) -> None:
         self._policy.asked.append(("launched", step))
 
-    def exchanged(self, exchange: Exchange) -> None:
-        self._policy.see(exchange)
+    def exchanged(self, seen: SeenStep) -> None:
+        self._policy.see(seen)
 
 
 class Playing(DecisionPolicy, PolicySettings):
@@ -63,11 +63,11 @@ class Playing(DecisionPolicy, PolicySettings):
         self.asked.append(("decide", step))
         return dict.fromkeys(range(self._count), self.by_step[min(step, len(self.by_step) - 1)])
 
-    def see(self, exchange: Exchange) -> None:
-        moments = exchange.moments
+    def see(self, seen: SeenStep) -> None:
+        moments = seen.moments
         assert moments.before_s <= moments.begun_s <= moments.waiting_s <= moments.ended_s
-        if exchange.is_regular:
-            self.asked.append(("see", exchange.step, len(exchange.metrics)))
+        if seen.is_regular:
+            self.asked.append(("see", seen.step, len(seen.metrics)))
 
     def __repr__(self) -> str:
         return "Playing"
@@ -93,7 +93,7 @@ def drawn(numel: int, rank: int, step: int, number: int) -> torch.Tensor:
 
 
 def take(session: Session, rank: int, step: int) -> list[torch.Tensor]:
-    """Exchange drawn gradients of all buckets; return the results."""
+    """SeenStep drawn gradients of all buckets; return the results."""
     flats = [drawn(each.numel, rank, step, number) for number, each in enumerate(session.buckets.layouts)]
     for number, flat in reversed(list(enumerate(flats))):
         session.submit(number, flat)
@@ -240,8 +240,8 @@ def test_a_compressors_state_of_another_shape_goes_on_or_starts_anew(
 class Failing(Playing):
     """Fails after what buckets remember has been committed."""
 
-    def see(self, exchange: Exchange) -> None:
-        if exchange.step == 1:
+    def see(self, seen: SeenStep) -> None:
+        if seen.step == 1:
             raise KeyboardInterrupt
 
 
@@ -330,7 +330,7 @@ def test_a_bucket_that_had_left_travels_by_the_new_decision_from_the_next_step_o
 
 
 def take_some(session: Session, rank: int, step: int, numbers: Sequence[int]) -> dict[int, torch.Tensor]:
-    """Exchange drawn gradients of some buckets; return the results, by number."""
+    """SeenStep drawn gradients of some buckets; return the results, by number."""
     session.begin_step(numbers)
     flats = {number: drawn(session.buckets.layouts[number].numel, rank, step, number) for number in numbers}
     for number in reversed(numbers):
