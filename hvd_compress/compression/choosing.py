@@ -1,4 +1,4 @@
-"""What chooses while training runs, or by a plan, and compressors of one's own."""
+"""What names no compressor: what chooses while training runs, or by a plan, and one's own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hvd_compress.compressors.base import is_frozen_dataclass
 from hvd_compress.errors import ConfigError, known_are
 from hvd_compress.policies import Auto, PlanFile
 from hvd_compress.policies.auto.quality import QUALITIES, Quality, checked
+from hvd_compress.policies.noop import NoOp
 from hvd_compress.policies.per_bucket import PerBucket
 from hvd_compress.request.request import Request
 
@@ -85,6 +86,15 @@ class Choosing(Part):
         if not callable(choose):
             raise ConfigError(f"choose = {choose!r} cannot be called: pass a function that takes a layout")
         return Request(Cast(), policy=PerBucket(choose))
+
+    @staticmethod
+    def noop() -> Request:
+        """Exchange no gradient: each rank trains by its own, to see how long a step takes without their exchange.
+
+        That is what the best compression could give, and no way to train: replicas part, and are not compared. A
+        warning says so. Sparse gradients travel by their rows, as with any compression.
+        """
+        return Request(Cast(), policy=NoOp())
 
     @staticmethod
     def of(compressor: Compressor) -> Request:

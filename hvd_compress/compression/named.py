@@ -9,6 +9,7 @@ from typing import Any
 
 from hvd_compress import guests
 from hvd_compress.compression import Compression
+from hvd_compress.compression.choosing import Choosing
 from hvd_compress.compressors import COMPRESSORS, Compressor
 from hvd_compress.errors import ConfigError, did_you_mean
 from hvd_compress.policies.plan_settings import compressor_of, settings_of
@@ -16,7 +17,7 @@ from hvd_compress.request.request import Request
 
 NEEDED = {"tau": 1.0}
 """For arguments without a default; how many bits are sent does not depend on them."""
-OTHERS = ("auto", "plan", "per_bucket", "noop", "of", *guests.choosing())
+OTHERS = (*(name for name, each in vars(Choosing).items() if isinstance(each, staticmethod)), *guests.choosing())
 """They choose among compressors or steps, or take one of the user's own."""
 OF_HOROVOD = {"fp16": "half", "none": "dense"}
 """Horovod's own, which a front end carries out; and what is the same of this package."""

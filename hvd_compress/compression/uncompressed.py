@@ -6,7 +6,6 @@ import torch
 
 from hvd_compress.compression.part import Part
 from hvd_compress.compressors import Cast
-from hvd_compress.policies.noop import NoOp
 from hvd_compress.request.request import Request
 
 
@@ -35,12 +34,3 @@ class Uncompressed(Part):
     def dense() -> Request:
         """Send every element as it is, through this package's pipeline: what the others are measured against."""
         return Request(Cast())
-
-    @staticmethod
-    def noop() -> Request:
-        """Exchange no gradient: each rank trains by its own, to see how long a step takes without their exchange.
-
-        That is what the best compression could give, and no way to train: replicas part, and are not compared. A
-        warning says so. Sparse gradients travel by their rows, as with any compression.
-        """
-        return Request(Cast(), policy=NoOp())
