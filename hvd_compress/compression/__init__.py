@@ -8,9 +8,11 @@ from hvd_compress import guests
 from hvd_compress.compression.choosing import Choosing
 from hvd_compress.compression.low_rank import LowRank
 from hvd_compress.compression.momenta import Momenta
+from hvd_compress.compression.part import of_class
 from hvd_compress.compression.quantisers import Quantisers
 from hvd_compress.compression.sparsifiers import Sparsifiers
 from hvd_compress.compression.uncompressed import Uncompressed
+from hvd_compress.compressors import OWN
 from hvd_compress.errors import UnknownCompressionError, known_are
 
 __all__ = ["Compression"]
@@ -48,3 +50,8 @@ else:
 
 class Compression(Sparsifiers, Quantisers, LowRank, Momenta, Uncompressed, Choosing, _OfGuests, metaclass=_Names):
     """What to pass as `compression=` to a front end. Each function returns a request."""
+
+
+for _name, _kind in OWN.items():
+    if not _kind.functions and _name not in dir(Compression):
+        setattr(Compression, _name, staticmethod(of_class(_name, _kind)))

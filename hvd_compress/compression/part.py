@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
+from hvd_compress.compressors import Compressor
 from hvd_compress.engines.names import ALGORITHMS, ALLGATHERS
 from hvd_compress.errors import MovedArgumentError
 from hvd_compress.request.request import WORDS, Request
@@ -24,6 +25,17 @@ class Part:
         for name, function in [*vars(cls).items()]:
             if isinstance(function, staticmethod):
                 setattr(cls, name, staticmethod(says_by(f"Compression.{name}")(function.__func__)))
+
+
+def of_class(name: str, kind: type[Compressor]) -> Callable[..., Request]:
+    """Return the function of `Compression` for a compressor that has none of its own: its settings are those of it."""
+
+    def function(*args: Any, **settings: Any) -> Request:
+        return Request(kind(*args, **settings))
+
+    function.__name__, function.__qualname__, function.__doc__ = name, f"Compression.{name}", kind.__doc__
+    function.__signature__ = inspect.signature(kind)  # type: ignore[attr-defined]
+    return says_by(function.__qualname__)(function)
 
 
 def says_by(called: str) -> Callable[[Callable[P, Request]], Callable[P, Request]]:

@@ -45,39 +45,40 @@ class _Compressors(_Mapping[str, type[Compressor]]):
     Looking up one whose guest is not here raises ConfigError.
     """
 
-    def __init__(self, **own: type[Compressor]) -> None:
-        self._own = own
-
     def __getitem__(self, name: str) -> type[Compressor]:
-        found: type[Compressor] | None = self._own.get(name) or _guests.compressor(name)
+        found: type[Compressor] | None = OWN.get(name) or _guests.compressor(name)
         if found is None:
             raise KeyError(name)
         return found
 
     def __iter__(self) -> _Iterator[str]:
-        return iter([*self._own, *_guests.compressors()])
+        return iter([*OWN, *_guests.compressors()])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
-COMPRESSORS: _Mapping[str, type[Compressor]] = _Compressors(
-    cast=Cast,
-    topk=TopK,
-    efsign=EFSign,
-    powersgd=PowerSGD,
-    blocks=BlockQuantizer,
-    onebit=OneBit,
-    natural=Natural,
-    momentum=CompressedMomentum,
-    demo=DeMo,
-)
-"""By the names that plans use; their settings are the fields of these dataclasses."""
+OWN: _Mapping[str, type[Compressor]] = {
+    "cast": Cast,
+    "topk": TopK,
+    "efsign": EFSign,
+    "powersgd": PowerSGD,
+    "blocks": BlockQuantizer,
+    "onebit": OneBit,
+    "natural": Natural,
+    "momentum": CompressedMomentum,
+    "demo": DeMo,
+}
+"""Those of the core, by the names that plans use; their settings are the fields of these dataclasses. `Compression` has
+a function of each: where none is written in `compression/`, it takes these fields."""
+COMPRESSORS: _Mapping[str, type[Compressor]] = _Compressors()
+"""Those of guests, too."""
 
 __all__ = [
     "ATOMO",
     "COMPRESSORS",
     "DGC",
+    "OWN",
     "QSGD",
     "BlockQuantizer",
     "Cast",
