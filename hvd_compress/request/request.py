@@ -74,7 +74,7 @@ class Request:
 
     def __post_init__(self) -> None:
         known = ("auto", *schemes.requests_for(self.compressor))
-        if self.scheme not in known:
+        if isinstance(self.scheme, str) and self.scheme not in known:
             schemes.is_of_guest(self.scheme)  # where that guest is not here, it says so
         check_choice("collective", self.scheme, known, " here")
         check_choice("algorithm", self.algorithm, ("auto", *KNOWN.get(self.verb or "", ())), " here")

@@ -89,7 +89,7 @@ def test_ranks_compare_beside_a_step_and_take_it_behind_the_next() -> None:
             backward(parameters, engine.rank, step)
             optimizer.step()
             policy = optimizer._reducer.session.policy
-            agreement = policy._agreement
+            agreement = policy._watch._agreement
             if policy.settled and agreement.under_way:
                 begun.setdefault(agreement._since, step)
             elif begun and agreement._since not in dict(apart):
