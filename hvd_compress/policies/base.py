@@ -18,6 +18,10 @@ from hvd_compress.services.base import Service
 class DecisionPolicy(ABC):
     """Answers: which decision, for each bucket and step? The same on every rank: local figures decide nothing.
 
+    Where something is tried, its decisions are trials (`Decision.is_trial`), dropped() is empty, and history tells of
+    each choice once that stands (`events.recorder.choice`); `tells_of` are the buckets of which it does. What it passes
+    on to policies of its own, as `measuring_s`, it gives them itself.
+
     Called in this order: go_on(), prepare(), parts(), setup(); then for each step decide() and probes(). setup() comes
     again where buckets are cut anew. What comes before parts() runs in the engine's thread, the rest in the one that
     trains. What a step was like its `services` see.

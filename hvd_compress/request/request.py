@@ -32,6 +32,9 @@ class PolicySettings(ABC):
     allocates_sum: ClassVar[bool] = False
     """Whether the results of steps are summed, in what buckets remember."""
 
+    takes_shards: ClassVar[bool] = False
+    """Whether it also decides for gradients of parameters that are sharded, as FSDP2's are."""
+
     @abstractmethod
     def make(self, request: Request, settings: Settings) -> object:
         """Return a new policies.DecisionPolicy. It measures nothing where its `measuring_s` is None."""

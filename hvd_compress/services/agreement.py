@@ -65,8 +65,8 @@ class Agreed:
 class Agreement:
     """Times of steps that ranks compare: one small all-gather, launched where ranks are in step, awaited a step later.
 
-    Called alike on all ranks. A policy records each step in observe(), begins in launched(), and takes what ranks agree
-    on in the next observe(), or waits for it where it can decide nothing without.
+    Called alike on all ranks. A `Watch` records each step when it is over, begins after the exchanges of one, and takes
+    what ranks agree on after the next, or waits for it where a policy can decide nothing without.
 
     Attributes:
         recorded: steps that are to be compared.

@@ -30,7 +30,8 @@ class Watching(Protocol[Note]):
     def is_awaited(self) -> bool: ...
 
     def note(self, metrics: Sequence[BucketMetrics]) -> Note | None:
-        """Return what is to be known of a step when it is compared; None where it is not to be compared.
+        """Return what is to be known of a step when it is compared; None where it is not to be compared, nor compared
+        steps to be taken now. After a change of the way, leave out the first step, as it is not like those after it.
 
         Args:
             metrics: what this rank measured of its buckets.
@@ -40,9 +41,11 @@ class Watching(Protocol[Note]):
         """Return what ranks tell each other with the times of the steps of these notes: as many figures on all."""
 
     def on_steps(self, step: int, agreed: Agreed, notes: Sequence[Note]) -> float | None:
-        """Take the steps that were compared, in or after step `step`.
+        """Take the steps that were compared; step `step` is over, and not recorded yet.
 
-        Return what exchanges took in them, for the alarm; None where that says nothing.
+        Return what exchanges took in them, for the alarm; None where that says nothing, as while ways are tried. Once
+        another way is chosen the policy says `alarm.forget()`, and `alarm.expect()` where it knows what to expect; with
+        `found=2` the next windows count for less, as where a checkpoint says it.
         """
 
     def on_alarm(self, step: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hvd_compress import compressors, schemes
 from hvd_compress.extras import PACKAGES
 from hvd_compress.guests import GUESTS
+from hvd_compress.request.request import PolicySettings
 from tests.brought import brought
 from tools.imports import imports_of
 
@@ -286,12 +287,14 @@ def test_what_policies_do_is_known_to_policies_alone() -> None:
 
 
 def test_no_policy_is_told_by_its_class() -> None:
-    """Outside of what makes it: all are asked the same."""
+    """Nor by that of its settings, outside of what makes it: all are asked the same."""
+    settings = {each.__name__ for each in PolicySettings.__subclasses__()}
+    assert "Auto" in settings
     for path in modules("policies/select.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
                 named = {n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)}
-                assert not any(name.endswith("Policy") for name in named), f"{path}:{node.lineno}"
+                assert not any(name.endswith("Policy") or name in settings for name in named), f"{path}:{node.lineno}"
 
 
 def test_what_lies_below_a_front_end_knows_no_modules() -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from hvd_compress.compressors import Compressor
 from hvd_compress.errors import ConfigError, UnsupportedError
-from hvd_compress.policies import Auto
 from hvd_compress.policies.reduce_scatter import ReduceScattered
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import ReduceScatter
@@ -30,7 +29,7 @@ def for_replicas(request: Request, feedback: bool) -> Request:
             f"{type(request.compressor).__name__} sends a momentum, for an optimizer that keeps none of its own on "
             "whole parameters, and these are sharded: take a compression of gradients, such as int4()"
         )
-    if request.policy is not None and not isinstance(request.policy, Auto):
+    if request.policy is not None and not request.policy.takes_shards:
         raise UnsupportedError(
             f"{type(request.policy).__name__} decides by parameters that are whole on each rank, and these are "
             "sharded: take auto(), or a compression without a policy, such as int4()"

@@ -40,6 +40,7 @@ class Auto(PolicySettings):
     factors: tuple[tuple[str, float], ...] | None = None
     kind: Kind | None = None
     takes: ClassVar[tuple[str, ...]] = ("engine", "device")
+    takes_shards: ClassVar[bool] = True
 
     def beside(self, kind: str) -> Auto:
         assert kind in get_args(Kind)
