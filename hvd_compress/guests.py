@@ -179,7 +179,7 @@ def scheme(name: str) -> Any:
         for mark, place in guest.schemes.items():
             if mark in name:
                 if not guest.is_here:
-                    raise ConfigError(f"scheme {name!r} {guest.missing}")
+                    raise ConfigError(f"collective {name!r} {guest.missing}")
                 return guest.named(place)
     return None
 

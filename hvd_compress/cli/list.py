@@ -20,7 +20,7 @@ WIDE = 100
 """Columns of a terminal from which on schemes and sources share what is left."""
 
 
-@click.command("list", help="List the compressions: kind, bits an element, source, schemes.")
+@click.command("list", help="List the compressions: kind, bits an element, source, collectives.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(as_json: bool) -> None:
     rows = [_row(name) for name in names()]
@@ -32,7 +32,7 @@ def command(as_json: bool) -> None:
     for heading in ("name", "kind", "bits", "feedback"):
         table.add_column(heading, justify="right" if heading == "bits" else "left", no_wrap=True)
     longest = 1 + max(len(scheme) for row in rows for scheme in row["schemes"])  # and its comma
-    table.add_column("schemes", width=longest if console.width < WIDE else None)
+    table.add_column("collectives", width=longest if console.width < WIDE else None)
     table.add_column("source")
     for row in rows:
         bits = f"{'' if row['fixed'] else '<= '}{row['bits']:.3g}"
@@ -43,7 +43,7 @@ def command(as_json: bool) -> None:
     for line in (
         "Names are functions of Compression, such as Compression.topk(ratio=0.01).",
         "Bits an element of a matrix of 1024 by 1024, with the settings that each has by default.",
-        f"Schemes that run by name alone: {', '.join(named)}; --json says what each carries.",
+        f"Collectives that run by name alone: {', '.join(named)}; --json says what each carries.",
         f"Besides: {', '.join(OTHERS)}; none and fp16 are the front end's own.",
     ):
         console.print(Text(line))

@@ -15,7 +15,7 @@ from hvd_compress.errors import HvdCompressError, shortened
 COMMANDS = {
     "doctor": "List what is installed, and say whether training can run.",
     "bench": "Measure what this machine does, such as kernels and compressors.",
-    "list": "List the compressions: kind, bits an element, source, schemes.",
+    "list": "List the compressions: kind, bits an element, source, collectives.",
     "choose": "Predict by formulas which collective is fastest for a bucket.",
     "plan": "Check a plan for Compression.plan(), or make one.",
 }

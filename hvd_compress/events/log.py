@@ -33,5 +33,5 @@ class Log:
             with self._path.open("a") as file:
                 file.write(json.dumps(event.to_json()) + "\n")
         except OSError as error:  # on one rank alone: the others go on
-            warnings.warn(f"HVD_COMPRESS_LOG: {self._path} ends here: {error}", RuntimeWarning, stacklevel=3)
-            self._path = None
+            path, self._path = self._path, None
+            warnings.warn(f"HVD_COMPRESS_LOG: {path} ends here: {error}", RuntimeWarning, stacklevel=3)

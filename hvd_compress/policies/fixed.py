@@ -80,6 +80,11 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
         selections = schemes.meanings(request.scheme)
         if not any(path.scheme in selections for path in schemes.runnable(compressor, layout, can)):
             raise UnsupportedError(_cannot(request.scheme, can))
+        if request.scheme == "allgather" and algorithm != "auto" and not all(r.fixed for r in compressor.wire(layout)):
+            raise ConfigError(
+                f"algorithm={algorithm!r} names an all-gather of equal lengths, and those of {compressor} differ: "
+                "leave it at 'auto'"
+            )
         reason = "asked for" if len(selections) == 1 else "asked for; ranks take turns at first"
         return Decision(compressor, Path(selections[0], algorithm), reason=reason)
     found = unforced(compressor, layout, can)
@@ -93,7 +98,7 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
         reason = "an algorithm was asked for" if compressor.compresses else "asked for"
         return Decision(compressor, Path(summed[0], algorithm), reason=reason)
     if not found:
-        raise ConfigError(f"no scheme carries {compressor} over this engine, which has {', '.join(can.verbs)}")
+        raise ConfigError(f"no collective carries {compressor} over this engine, which has {', '.join(can.verbs)}")
     if not compressor.compresses:
         sums = _sent_dtype(compressor, layout) in can.sum_dtypes
         reason = "asked for" if sums else f"the engine cannot sum {_sent_dtype(compressor, layout)}"
@@ -135,8 +140,8 @@ def _cannot(scheme: str, can: Capabilities) -> str:
     """Say why a scheme that was asked for cannot be run, and what to do."""
     obstacle = schemes.obstacle(scheme, can)
     if obstacle:
-        return f"scheme {scheme!r} cannot be run: {obstacle}"
+        return f"collective {scheme!r} cannot be run: {obstacle}"
     return (
-        f"scheme {scheme!r} cannot be run over this engine, which has {', '.join(can.verbs)}: leave it at 'auto', or "
-        "say .by(engine='mpi') of the compression, in a job that mpirun has launched"
+        f"collective {scheme!r} cannot be run over this engine, which has {', '.join(can.verbs)}: leave it at 'auto', "
+        "or say .by(engine='mpi') of the compression, in a job that mpirun has launched"
     )

@@ -138,12 +138,12 @@ class Request:
         said = {word: value for word, value in given.items() if value is not None}
         takes = WORDS if self.policy is None else self.policy.takes
         for word, value in said.items():
-            if value != "auto" and word not in takes:
+            if word not in takes and value != getattr(self, _field(word)):
                 raise ConfigError(
                     f"{word}={value!r} is not for {type(self.policy).__name__}, which decides that for each bucket, or "
                     f"passes on what it was given: by() takes {' and '.join(takes)} here"
                 )
-        fields: dict[str, Any] = {"scheme" if word == "collective" else word: value for word, value in said.items()}
+        fields: dict[str, Any] = {_field(word): value for word, value in said.items()}
         return replace(self, **fields)
 
     def with_feedback(self, initial: float = 0.5, growth: float = 0.1, every: int = 50) -> Request:
@@ -220,3 +220,8 @@ def check_devices(parameters: Mapping[str, torch.Tensor], request: Request) -> N
             device = compression_device(request, parameter.device.type)
             if device == "cuda" and (request.compressor.compresses or request.policy is not None):
                 cuda_kernels(parameter.device)
+
+
+def _field(word: str) -> str:
+    """Return what a word of by() is called in a request."""
+    return "scheme" if word == "collective" else word

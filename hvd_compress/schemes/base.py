@@ -84,13 +84,14 @@ class Scheme(ABC):
     """Answers: who sends what, in which rounds?
 
     A scheme is a frozen dataclass: a compressor, and a path that names the scheme and the algorithms of its
-    collectives. `schemes.SCHEMES` lists all of them.
+    collectives. `schemes/registry.py` lists those of the core.
 
     Attributes:
         names: what a path's scheme may be to mean this one.
         verb: of its main collective, whose algorithm the path names; None where it has none to choose from.
         broadcasts: whether the path names the algorithm of a broadcast, too.
         by_name: whether it runs only where it is asked for by name: "auto" does not choose it.
+        named: whether a request may name it; others a gradient or a policy asks for.
         in_groups: whether it launches collectives in groups of ranks, which `Engine.group` makes.
         replaces: the collective of an uncompressed gradient that it stands for.
         in_fp32: whether it sums in fp32, whatever the gradient's dtype.
@@ -103,6 +104,7 @@ class Scheme(ABC):
     broadcasts: ClassVar[bool] = False
     in_fp32: ClassVar[bool] = False
     by_name: ClassVar[bool] = False
+    named: ClassVar[bool] = True
     in_groups: ClassVar[bool] = False
     averages: ClassVar[bool] = True
     keeps_gradient: ClassVar[bool] = True

@@ -34,6 +34,7 @@ def flat_scheme(compressor: Compressor, layout: Layout, world_size: int, can: Ca
     found = [
         scheme(compressor, path)  # type: ignore[call-arg]
         for scheme in flat_for(compressor)
+        if not scheme.by_name
         for path in scheme.variants(compressor, layout, can)
         if path == Path(path.scheme)
     ]

@@ -39,6 +39,7 @@ class ReduceScatter(Scheme):
     compressor: Compressor
     path: Path = Path(NAME)
     names = (NAME,)
+    named = False
     keeps_gradient = False
     replaces = "reduce_scatter"
 

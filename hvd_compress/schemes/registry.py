@@ -87,7 +87,7 @@ def labels() -> tuple[str, ...]:
 
 def names_for(compressor: Compressor) -> tuple[str, ...]:
     """Return the names of the schemes that carry a compressor, whatever the engine; those by name alone come last."""
-    known: tuple[type[Scheme], ...] = (*flat_for(compressor), Hierarchical, *of_guests())
+    known: tuple[type[Scheme], ...] = (*flat_for(compressor), *(each for each in OTHERS if each.named), *of_guests())
     carrying = [scheme for scheme in known if scheme.carries(compressor)]
     return tuple(n for last in (False, True) for n in sorted(n for s in carrying if s.by_name == last for n in s.names))
 

@@ -29,6 +29,7 @@ class SparseRows(Scheme):
     compressor: Compressor
     path: Path = Path("sparse-rows")
     names = ("sparse-rows",)
+    named = False
 
     @classmethod
     def carries(cls, compressor: Compressor) -> bool:

@@ -110,8 +110,8 @@ class Watched(Protocol):
         """Whether the policy tries nothing."""
 
     @property
-    def results(self) -> Sequence[tuple[Layout, torch.Tensor]]:
-        """The results of the step that is over, of buckets that lie in memory; none where ranks' are not the same."""
+    def results(self) -> Sequence[tuple[Layout, torch.Tensor]] | None:
+        """The results of the step that is over, of buckets that lie in memory; None where ranks' are not the same."""
 
     def add_results(self) -> None:
         """Add the results of the step that is over to the sums that buckets keep (`PolicySettings.allocates_sum`)."""
@@ -147,6 +147,9 @@ class Service:
 
     def exchanged(self, seen: SeenStep) -> None:
         """A step is over; how buckets travel in the next one is not decided yet. What it raises ends the step."""
+
+    def failed(self) -> None:
+        """A step has failed, and nothing is exchanged any more."""
 
     def ended(self) -> None:
         """A step counts: what fails here is logged, and raised by the next exchange."""

@@ -155,6 +155,9 @@ class CcrMeasurement(Service):
     def restart(self) -> None:
         self.close()
 
+    def failed(self) -> None:
+        self.close()
+
     def close(self) -> None:
         """Record no more."""
         if self.profiler is not None:

@@ -104,7 +104,7 @@ class ReplicaCheck(Service):
             ReplicaError: replicas differ; on all ranks.
         """
         buckets, step, launch = self._session.results, seen.step, self._session.launch
-        if self._is_alone or seen.moments.held_back or not buckets:
+        if self._is_alone or buckets is None:
             return
         layouts = [layout for layout, _ in buckets]
         if self._compared is not None:

@@ -60,7 +60,9 @@ class Reporting:
         if is_regular:
             self._observers.exchanged(step, buckets, over.spans)
         found = zip(over.spans, buckets, strict=True)
-        measured = self._metrics.observe([BucketMetrics(spans, b.report, b.state) for spans, b in found])
+        measured = [BucketMetrics(spans, b.report, b.state) for spans, b in found]
+        if is_regular:
+            measured = self._metrics.observe(measured)
         return SeenStep(step, measured, moments, over.finite, is_regular)
 
     def ended(

@@ -64,9 +64,16 @@ class Services:
             each.launched(step)
 
     def exchanged(self, seen: SeenStep) -> None:
-        """A step is over, and committed."""
+        """A step is over, and committed. Where one is recorded, replicas are compared later."""
+        is_recorded = any(each.holds_back for each in self.recorders)
         for each in self.every:
-            each.exchanged(seen)
+            if each is not self.replicas or not is_recorded:
+                each.exchanged(seen)
+
+    def failed(self) -> None:
+        """A step has failed, and nothing is exchanged any more."""
+        for each in self.every:
+            each.failed()
 
     def ended(self) -> None:
         """A step counts."""

@@ -286,7 +286,7 @@ class Session:
     def fail(self, error: BaseException) -> None:
         """The caller met an error of its own in a step: exchange nothing more."""
         self._pipeline.fail(error)
-        self.services.ccr.close()
+        self.services.failed()
         native.forget_pending()  # it belongs to this step, and must not fail that of another optimizer
 
     def close(self) -> None:

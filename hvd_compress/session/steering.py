@@ -72,10 +72,10 @@ class Steering:
         return self.decider.settled
 
     @property
-    def results(self) -> list[tuple[Layout, torch.Tensor]]:
-        """The results of the step that is over, of buckets that lie in memory; none where ranks' are not the same."""
+    def results(self) -> list[tuple[Layout, torch.Tensor]] | None:
+        """The results of the step that is over, of buckets that lie in memory; None where ranks' are not the same."""
         if not all(bucket.scheme.averages for bucket in self._buckets.every):
-            return []
+            return None
         return [(bucket.layout, bucket.flat) for bucket in self._step.buckets if bucket.flat is not None]
 
     def add_results(self) -> None:

@@ -196,7 +196,7 @@ def _warn_if_alone() -> None:
     if started != "1" and horovod.torch.size() == 1:
         warnings.warn(
             f"the launcher started {started} processes, and Horovod sees one rank: each trains by itself. Launch with "
-            "the mpirun of the MPI that Horovod was built with; hvd-compress doctor lists both",
+            "the mpirun of the MPI that Horovod was built with",
             stacklevel=3,
         )
 

@@ -52,7 +52,7 @@ def test_words_of_the_table_are_whole(monkeypatch: pytest.MonkeyPatch, columns: 
     for row in rows:
         for word in [row["name"], *row["kind"].split(), *row["schemes"], *row["source"].split()]:
             assert word.strip(",;.") in words, word
-    assert {"name", "feedback", "schemes", "source"} <= words
+    assert {"name", "feedback", "collectives", "source"} <= words
 
 
 def test_every_compressor_says_what_it_is() -> None:

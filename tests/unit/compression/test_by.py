@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hvd_compress.compression.named import request_of
 from hvd_compress.compressors import TopK
 from hvd_compress.errors import ConfigError, MovedArgumentError
 from hvd_compress.optim import DeMo, OneBitAdam
+from hvd_compress.policies.per_bucket import PerBucket
 from hvd_compress.request.request import DEVICES, WORDS, Request
 
 FUNCTIONS = sorted(name for name in dir(Compression) if not name.startswith("_"))
@@ -68,6 +70,22 @@ def test_wrong_words_are_refused_by_each(name: str, needed: dict[str, Any]) -> N
     if request.policy is None or "device" in request.policy.takes:
         with pytest.raises(ConfigError, match=f"unknown device 'gpu'; known here are {', '.join(DEVICES)}"):
             request.by(device="gpu")
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("value", [3, 1.5, b"star", ["ring"]])
+def test_what_is_no_word_is_refused(word: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"unknown {word}"):
+        Compression.topk(0.1).by(**{word: value})
+
+
+def test_auto_is_a_word_too_where_it_would_change_something() -> None:
+    """What a policy has been given by half of its levels stays."""
+    levels = Compression.topk(0.1).by(collective="star"), Compression.topk(0.01).by(collective="star")
+    request = replace(levels[0], policy=PerBucket(lambda layout: levels[1]))
+    assert request.by(collective="star") == request
+    with pytest.raises(ConfigError, match="collective='auto' is not for PerBucket"):
+        request.by(collective="auto")
 
 
 def test_what_is_said_later_is_added() -> None:

@@ -104,7 +104,7 @@ def test_real_steps_choose_among_what_the_request_leaves_open(arguments: dict[st
 
 def test_an_engine_that_can_carry_nothing_is_named() -> None:
     can = Capabilities(("allreduce",), (), (torch.float32,))
-    with pytest.raises(ConfigError, match=r"no scheme carries Cast.* over this engine, which has allreduce"):
+    with pytest.raises(ConfigError, match=r"no collective carries Cast.* over this engine, which has allreduce"):
         decide(Request(Cast(torch.bfloat16)), Layout.of(10), 2, can)
     assert decide(Request(Cast()), Layout.of(10, dtype=torch.float64), 2, can).path == Path("dense")
 

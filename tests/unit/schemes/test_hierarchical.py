@@ -26,6 +26,7 @@ from hvd_compress.feedback.states import GRADIENT_UNITS
 from hvd_compress.policies.auto.arms import leaves_open
 from hvd_compress.policies.fixed import decide
 from hvd_compress.request.request import Request
+from hvd_compress.schemes.flat import flat_scheme
 from hvd_compress.schemes.groups import leaders, neighbours, within_host
 from tests.brought import brought
 from tests.covering import combinations
@@ -262,6 +263,7 @@ def test_nothing_chooses_them() -> None:
         chosen = {path.scheme for path in schemes.variants(compressor, LAYOUT, can)}
         runnable = {path.scheme for path in schemes.runnable(compressor, LAYOUT, can)}
         assert not any(schemes.by_name(name) for name in chosen)
+        assert (flat := flat_scheme(compressor, LAYOUT, 4, can)) is None or not flat.by_name
         assert runnable - chosen == {n for n in schemes.names_for(compressor) if schemes.by_name(n)}
     assert not leaves_open(Request(TopK(RATIO), "hierarchical"))
     assert decide(Request(TopK(RATIO), "hierarchical"), LAYOUT, 4, can).path == Path("hierarchical")

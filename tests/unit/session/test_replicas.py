@@ -184,6 +184,53 @@ def test_a_sparse_parameter_that_parts_is_in_no_bucket() -> None:
         assert "step 1: parameter 'rows' on rank 1 is not that of rank 0" in message
 
 
+def test_sparse_parameters_alone_are_compared() -> None:
+    """No bucket lies in memory then."""
+
+    def body(engine: InProcessEngine) -> None:
+        rows = torch.nn.Embedding(6, 3, _weight=torch.ones(6, 3), sparse=True)
+        settings = Settings(600, 60, check_every=1)
+        optimizer = make_optimizer({"rows": rows.weight}, DENSE, lambda: engine, engine.rank, RANKS, settings=settings)
+
+        def train() -> None:
+            for step in range(6):
+                optimizer.zero_grad()
+                rows(torch.tensor([0])).sum().backward()
+                optimizer.step()
+                if (step, engine.rank) == (2, 1):
+                    with torch.no_grad():
+                        rows.weight[4, 1] += 1
+
+        with pytest.raises(ReplicaError, match="parameter 'rows' on rank 1 is not that of rank 0"):
+            train()
+
+    run_ranks(RANKS, body)
+
+
+def test_replicas_are_compared_while_a_ratio_is_profiled() -> None:
+    def body(engine: InProcessEngine) -> int:
+        parameters, optimizer = start(engine)
+        taken = []
+
+        def train() -> None:
+            for step in range(20):
+                taken.append(step)
+                if step == 3:
+                    of(optimizer).profile_ccr(15)
+                if (step, engine.rank) == (5, 1):
+                    with torch.no_grad():
+                        parameters["odd"] += 5
+                optimizer.zero_grad()
+                backward(parameters, engine.rank, step)
+                optimizer.step()
+
+        with pytest.raises(ReplicaError):
+            train()
+        return len(taken)
+
+    assert max(run_ranks(RANKS, body)) < 15
+
+
 def test_a_rank_that_is_no_replica_is_left_out() -> None:
     """DDP's join() lets ranks without inputs take part, whose parameters stay behind until the end."""
 

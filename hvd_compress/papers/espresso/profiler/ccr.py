@@ -56,6 +56,9 @@ class CcrRecorder(Service):
         if self._count + 1 >= self._settings.skip and not self._session.services.ccr.asked:
             self._session.services.ccr.ask(self._settings.steps)
 
+    def failed(self) -> None:
+        self.close()  # another optimizer may be recorded
+
     def close(self) -> None:
         if not self._is_over:
             self._is_over = True
