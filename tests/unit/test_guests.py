@@ -9,6 +9,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from hvd_compress.errors import ConfigError, UnknownCompressionError
 from hvd_compress.guests import GUESTS
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
-from tools.imports import imports_of
+from tools.imports import Import, imports_of
 
 ROOT = Path(__file__).parents[2]
 HERE = [guest for guest in GUESTS if guest.is_here]
@@ -37,13 +38,18 @@ def is_of(file: Path, folder: str) -> bool:
     return file.is_relative_to(ROOT / "hvd_compress" / folder) or file.is_relative_to(ROOT / "tests" / folder)
 
 
+@cache
+def imports_in(file: Path) -> tuple[Import, ...]:
+    return tuple(imports_of(ast.parse(file.read_text())))
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_nothing_else_imports_a_guest(folder: str) -> None:
     classes = next(guest.classes for guest in HERE if guest.folder == folder)
     inside = tuple(f"{place}.{folder.replace('/', '.')}" for place in ("hvd_compress", "tests"))
     for file in [*(ROOT / "hvd_compress").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
         if not is_of(file, folder) and not file.relative_to(ROOT).as_posix().startswith(OF_ALL):
-            for each in imports_of(ast.parse(file.read_text())):
+            for each in imports_in(file):
                 names = (each.module, f"{each.module}.{each.name}")
                 is_class = each.module == "hvd_compress.compressors" and each.name in classes
                 assert not is_class or any(is_of(file, guest) for guest in FOLDERS), file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -168,9 +169,10 @@ FRAMEWORKS = {
 """Adapters: the only places that know these packages."""
 
 
-def imports(path: Path) -> list[str]:
-    """Modules that a file imports, also within functions."""
-    return imported(ast.parse(path.read_text()))
+@cache
+def imports(path: Path, typing: bool = True) -> tuple[str, ...]:
+    """Modules that a file imports, also within functions, and for type checkers."""
+    return tuple(imported(ast.parse(path.read_text()), typing))
 
 
 def imported(tree: ast.AST, typing: bool = True) -> list[str]:
@@ -205,7 +207,7 @@ def test_rooms_stand_on_those_below_and_in_no_circle() -> None:
     """As docs/design.md lists them. Imports within functions count, and not those for type checkers."""
     below: dict[str, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
-        modules = imported(ast.parse(path.read_text()), typing=False)
+        modules = imports(path, typing=False)
         seen = {module.split(".")[1] for module in modules if module.startswith("hvd_compress.")}
         below.setdefault(room_of(path), set()).update(seen - {room_of(path)})
     del below["__init__"]  # the package itself, which has the names that users import
