@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -65,7 +66,8 @@ class Watch(Service, Generic[Note]):
 
     def __init__(self, policy: Watching[Note], history: History) -> None:
         """Nothing is watched before begin(). `history`: is told of each alarm."""
-        self._policy, self._history = policy, history
+        self._policy: Watching[Note] = weakref.proxy(policy)  # which has this watch
+        self._history = history
         self._agreement = Agreement()
         self._notes: list[Note] = []  # of the steps that are recorded
         self._compared: list[Note] = []

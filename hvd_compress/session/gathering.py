@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -39,7 +40,8 @@ class Gathering:
     """
 
     def __init__(self, session: Meeting, launch: Launch) -> None:
-        self._session, self._launch = session, launch
+        self._session: Meeting = weakref.proxy(session)  # no circle: what is dropped is free at once
+        self._launch = launch
 
     def of_all(self, figures: Sequence[float], what: str) -> list[list[float]]:
         """Return the figures of all ranks, which may bring more or fewer. `what` they are, a timeout says."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
@@ -54,9 +55,9 @@ class Services:
             each.met(engine)
 
     def opened(self, session: Watched) -> None:
-        """The policy is prepared."""
+        """The policy is prepared. Services keep no session alive."""
         for each in self.every:
-            each.opened(session)
+            each.opened(weakref.proxy(session))
 
     def launched(self, step: int) -> None:
         """All exchanges of a step are launched."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -257,7 +258,7 @@ class _Epochs(Service):
     """Sums the results of steps, and ends epochs."""
 
     def __init__(self, policy: AccordionPolicy) -> None:
-        self._policy = policy
+        self._policy: AccordionPolicy = weakref.proxy(policy)  # which has this service
         self._session: Watched
 
     def opened(self, session: Watched) -> None:

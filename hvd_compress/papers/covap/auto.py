@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -120,7 +121,8 @@ class _Profile(WantsCcr):
     """Has the ratio profiled until it is known."""
 
     def __init__(self, policy: AutoCovapPolicy) -> None:
-        self._policy, self._steps = policy, 0
+        self._policy: AutoCovapPolicy = weakref.proxy(policy)  # which has this service
+        self._steps = 0
 
     @property
     def wanted(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -361,7 +362,7 @@ class _Rollouts(Rollouts):
     how = HOW
 
     def __init__(self, policy: FlexiblePolicy) -> None:
-        self._policy = policy
+        self._policy: FlexiblePolicy = weakref.proxy(policy)  # which has this service
 
     @property
     def wanted(self) -> bool:
