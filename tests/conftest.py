@@ -89,8 +89,9 @@ def refuse(*_: object, **__: object) -> None:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Time passes only where in-process ranks communicate."""
+def clock(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Clock:
+    """Time passes only where in-process ranks communicate; nothing is known of networks that others have measured."""
     from tests.clock import hold  # imports torch, which not all tests need
 
+    monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path_factory.mktemp("cache")))
     return hold(monkeypatch)
