@@ -57,7 +57,7 @@ class DeMo(FeedbackCompressor):
     def __post_init__(self) -> None:
         check_whole("k", self.k, 1)
         check_whole("chunk", self.chunk, 2, MAX_CHUNK)
-        check_number("decay", self.decay, 0, 1, above=True, hint="above 1 the momentum would grow for ever")
+        check_number("decay", self.decay, 0, 1, above=True, hint="above 1 the momentum would grow without bound")
 
     def refuses_momentum(self, momentum: float, adapts: bool) -> str:
         return "pass hvd_compress.optim.DeMo(...), or another one without momentum" if momentum else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -164,7 +165,7 @@ class Service:
         """Nothing more comes."""
 
 
-class Rollouts(Service):
+class Rollouts(Service, ABC):
     """Training steps that a policy wants to see and to have taken back. The same on all ranks.
 
     Attributes:
@@ -175,9 +176,9 @@ class Rollouts(Service):
     how: str
 
     @property
-    def wanted(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def wanted(self) -> bool: ...
 
+    @abstractmethod
     def roll_out(self, session: Any, optimizer: Any, step: Any, model: Any, data: Any, steps: Any) -> None:
         """Do it, by what a program has passed to `rollout()` of an optimizer, over its session."""
-        raise NotImplementedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -84,7 +85,7 @@ def interval_of(ccr: float) -> int:
     return max(1, math.ceil(min(ccr, LONGEST_INTERVAL))) if math.isfinite(ccr) else 1
 
 
-class WantsCcr(Service):
+class WantsCcr(Service, ABC):
     """Wants a ratio of the coming steps, as a policy does. The same on all ranks.
 
     Attributes:
@@ -95,9 +96,9 @@ class WantsCcr(Service):
     obstacle = ""
 
     @property
-    def wanted(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def wanted(self) -> bool: ...
 
+    @abstractmethod
     def take(self, step: int, ccr: Ccr) -> None:
         """Take the ratio that was profiled, after step `step`."""
-        raise NotImplementedError

@@ -65,7 +65,7 @@ class Watch(Service, Generic[Note]):
     """
 
     def __init__(self, policy: Watching[Note], history: History) -> None:
-        """Nothing is watched before begin(). `history`: is told of each alarm."""
+        """Nothing is watched before begin(). `history`: has each alarm added."""
         self._policy: Watching[Note] = weakref.proxy(policy)  # which has this watch
         self._history = history
         self._agreement = Agreement()
@@ -91,7 +91,7 @@ class Watch(Service, Generic[Note]):
         self._notes, self._compared = [], []
 
     def measure(self, call: Callable[[Engine], None], step: int, measuring_s: float | None) -> None:
-        """Measure the network after step `step`; that may take so many seconds. Collective."""
+        """Measure the network after step `step`, for about `measuring_s` seconds. Collective."""
         self._launch(call, f"after step {step}, measuring the network", measuring_s or 0.0)()
 
     def launched(self, step: int) -> None:

@@ -128,9 +128,9 @@ class CcrMeasurement(Service):
 
     def exchanged(self, seen: SeenStep) -> None:
         """Take how long exchanges took beside no backward pass, and begin or end a profile."""
-        layouts = self._session.layouts  # which may have been cut anew in this step
         if self.profiler is None:
             return
+        layouts = self._session.layouts  # which may have been cut anew in this step
         if not self.profiler.active:
             self._begin(layouts)
         elif layouts != self._layouts:

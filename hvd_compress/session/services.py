@@ -20,7 +20,7 @@ class Services:
         replicas: what checks that replicas are equal, if anything; a front end that knows parameters sets it.
         ccr: what measures the communication-to-computation ratio; a front end that knows parameters gives a profiler.
         recorders: what the environment asks guests to record; a front end that knows parameters sets it before open().
-        policy: whose services are told; None before ranks have met.
+        policy: whose services are among them; None before ranks have met.
     """
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ class Chooser:
     """Chooses an arm for each step, from times that are told late. The same on all ranks, as times are.
 
     Attributes:
-        alarm: is told what exchanges of the choice are expected to take.
+        alarm: learns what exchanges of the choice are expected to take.
         hidden: whether the first arm was chosen as its exchanges are hidden but for less than `MARGIN` of a step.
     """
 
