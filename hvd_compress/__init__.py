@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hvd_compress import fsdp as fsdp
     from hvd_compress import native as native
     from hvd_compress import torch as torch
-    from hvd_compress.front.handle import Handle
+    from hvd_compress.frontends.handle import Handle
 
 __version__ = "0.1.0"
 """The release, which ranks compare when they meet."""
@@ -33,7 +33,7 @@ def __getattr__(name: str) -> ModuleType:
 
 def patch_horovod() -> None:
     """Give `horovod.torch` itself the compressing optimizer, for code that must keep `import horovod.torch as hvd`."""
-    from hvd_compress.front.horovod.patch import patch_horovod as patch
+    from hvd_compress.frontends.horovod.patch import patch_horovod as patch
 
     patch()
 
@@ -49,6 +49,6 @@ def of(trained: Any) -> Handle:
     Raises:
         UsageError: it is not compressed.
     """
-    from hvd_compress.front.known import of as of_all
+    from hvd_compress.frontends.known import of as of_all
 
     return of_all(trained)

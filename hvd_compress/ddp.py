@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from hvd_compress import guests as _guests
-from hvd_compress.front.ddp.api import Compression, compress, hook
-from hvd_compress.front.known import load_state_dict, of, state_dict
-from hvd_compress.front.known import moved as _moved
+from hvd_compress.frontends.ddp.api import Compression, compress, hook
+from hvd_compress.frontends.known import load_state_dict, of, state_dict
+from hvd_compress.frontends.known import moved as _moved
 from hvd_compress.session.report import StepReport
 
 if _TYPE_CHECKING:

@@ -13,10 +13,10 @@ should lie within a host, where nothing needs to be.
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from hvd_compress.front.ddp.api import Compression
-from hvd_compress.front.fsdp.api import compress
-from hvd_compress.front.known import load_state_dict, of, state_dict
-from hvd_compress.front.known import moved as _moved
+from hvd_compress.frontends.ddp.api import Compression
+from hvd_compress.frontends.fsdp.api import compress
+from hvd_compress.frontends.known import load_state_dict, of, state_dict
+from hvd_compress.frontends.known import moved as _moved
 from hvd_compress.session.report import StepReport
 
 __all__ = ["Compression", "StepReport", "compress", "load_state_dict", "of", "state_dict"]

@@ -17,13 +17,19 @@ with _needed("horovod", "hvd_compress.torch"):
     from horovod.torch import *  # noqa: F403
 
 from hvd_compress.engines.mpi_environment import prepare as _prepare
-from hvd_compress.front.horovod.background import init
-from hvd_compress.front.horovod.broadcasts import broadcast, broadcast_, broadcast_async, broadcast_async_, synchronize
-from hvd_compress.front.horovod.compression import Compression
-from hvd_compress.front.horovod.distributed import DistributedOptimizer
-from hvd_compress.front.horovod.optimizer_state import broadcast_optimizer_state
-from hvd_compress.front.horovod.parameters import broadcast_parameters
-from hvd_compress.front.known import of
+from hvd_compress.frontends.horovod.background import init
+from hvd_compress.frontends.horovod.broadcasts import (
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    synchronize,
+)
+from hvd_compress.frontends.horovod.compression import Compression
+from hvd_compress.frontends.horovod.distributed import DistributedOptimizer
+from hvd_compress.frontends.horovod.optimizer_state import broadcast_optimizer_state
+from hvd_compress.frontends.horovod.parameters import broadcast_parameters
+from hvd_compress.frontends.known import of
 from hvd_compress.session.report import StepReport
 
 _prepare()  # before hvd.init(): MPI reads it when it starts

@@ -27,9 +27,9 @@ from hvd_compress.devices import Lanes
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld
 from hvd_compress.errors import ConfigError
-from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable
-from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, wrap
-from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
+from hvd_compress.frontends.optimizer.named_parameters import name_parameters, trainable
+from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer, wrap
+from hvd_compress.frontends.optimizer.reducer import ReduceOptions, Reducer
 from hvd_compress.policies import PlanFile, Warmup
 from hvd_compress.policies.plan_schema import Plan, Treatment
 from hvd_compress.policies.plan_settings import settings_of

@@ -41,7 +41,7 @@ ROOMS = {
     "payload": "hvd_compress/payload.py",
     "collectives": "hvd_compress/schemes/",
     "policies": "hvd_compress/policies/",
-    "front ends": "hvd_compress/front/",
+    "front ends": "hvd_compress/frontends/",
     "embedding": "hvd_compress/embedding/",
 }
 EACH = 5

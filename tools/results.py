@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "test-results"
 SLOWEST = 40
 FOLDER_PARTS = 3
-"""Seconds are added up for tests/unit/front, and not for each folder in it."""
+"""Seconds are added up for tests/unit/frontends, and not for each folder in it."""
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ from benchmarks.gpu.page import training as table
 from hvd_compress import of
 from hvd_compress.compressors import Cast, EFSign, TopK
 from hvd_compress.engines.base import Engine
-from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable
-from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, wrap
-from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
+from hvd_compress.frontends.optimizer.named_parameters import name_parameters, trainable
+from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer, wrap
+from hvd_compress.frontends.optimizer.reducer import ReduceOptions, Reducer
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 

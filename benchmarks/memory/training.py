@@ -103,9 +103,9 @@ def ddp(model: torch.nn.Module, compression: str) -> Step:
 def drop_in(model: torch.nn.Module, compression: str) -> Step:
     """The optimizer of hvd_compress.torch over torch.distributed; uncompressed, an allreduce of each gradient."""
     from hvd_compress.engines.torch_distributed import TorchEngine
-    from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable
-    from hvd_compress.front.optimizer.optimizer import wrap
-    from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
+    from hvd_compress.frontends.optimizer.named_parameters import name_parameters, trainable
+    from hvd_compress.frontends.optimizer.optimizer import wrap
+    from hvd_compress.frontends.optimizer.reducer import ReduceOptions, Reducer
     from hvd_compress.settings import Settings
 
     sgd = torch.optim.SGD(model.parameters(), lr=1e-3)

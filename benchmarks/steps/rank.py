@@ -58,15 +58,15 @@ def in_process(compression: str, ranks: int, numel: int, parts: int, folder: Pat
 
     from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, TopK
     from hvd_compress.engines.inprocess import run_ranks
-    from hvd_compress.front.optimizer.optimizer import wrap
-    from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
+    from hvd_compress.frontends.optimizer.optimizer import wrap
+    from hvd_compress.frontends.optimizer.reducer import ReduceOptions, Reducer
     from hvd_compress.request.request import Request
     from hvd_compress.settings import Settings
 
     try:
-        from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable
+        from hvd_compress.frontends.optimizer.named_parameters import name_parameters, trainable
     except ModuleNotFoundError:  # where they were once
-        from hvd_compress.front.optimizer.optimizer import name_parameters, trainable
+        from hvd_compress.frontends.optimizer.optimizer import name_parameters, trainable
 
     requests = {"topk": Request(TopK(0.01), "star"), "efsign": Request(EFSign()), "dense": Request(Cast())}
     requests["int4"] = Request(BlockQuantizer(4))

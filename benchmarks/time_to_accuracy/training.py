@@ -15,7 +15,7 @@ from benchmarks.time_to_accuracy.figures import Losses, smoothed
 from benchmarks.time_to_accuracy.methods import METHODS, MakeOptimizer, Method
 from benchmarks.time_to_accuracy.tasks import RANKS, TASKS, Task
 from hvd_compress.engines.inprocess import InProcessWorld
-from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
+from hvd_compress.frontends.optimizer.reducer import ReduceOptions, Reducer
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 

@@ -13,10 +13,10 @@ from hvd_compress import ddp
 from hvd_compress.ddp import Compression
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.extras import needed
-from hvd_compress.front.ddp.refusals import trains_alone
-from hvd_compress.front.ddp.state import inner
-from hvd_compress.front.optimizers import trains
-from hvd_compress.front.original import original_of
+from hvd_compress.frontends.ddp.refusals import trains_alone
+from hvd_compress.frontends.ddp.state import inner
+from hvd_compress.frontends.optimizers import trains
+from hvd_compress.frontends.original import original_of
 from hvd_compress.integrations import files
 from hvd_compress.request.request import Request
 

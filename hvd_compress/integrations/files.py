@@ -14,7 +14,7 @@ from torch import distributed as dist
 
 from hvd_compress import ddp
 from hvd_compress.errors import ConfigError
-from hvd_compress.front.launched import has_met
+from hvd_compress.frontends.launched import has_met
 from hvd_compress.warned import warn_caller
 
 

@@ -20,12 +20,12 @@ import hvd_compress.ddp as hc
 from hvd_compress.ddp import Compression
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.extras import needed
-from hvd_compress.front.ddp.refusals import check_compression
-from hvd_compress.front.ddp.state import known_state
-from hvd_compress.front.front_end import FrontEnd
-from hvd_compress.front.launched import has_met
-from hvd_compress.front.original import original_of
-from hvd_compress.front.saving import gathered
+from hvd_compress.frontends.ddp.refusals import check_compression
+from hvd_compress.frontends.ddp.state import known_state
+from hvd_compress.frontends.front_end import FrontEnd
+from hvd_compress.frontends.launched import has_met
+from hvd_compress.frontends.original import original_of
+from hvd_compress.frontends.saving import gathered
 from hvd_compress.request.request import Request
 from hvd_compress.warned import warn_caller
 

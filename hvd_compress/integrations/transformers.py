@@ -12,7 +12,7 @@ from hvd_compress import ddp
 from hvd_compress.ddp import Compression
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.extras import needed
-from hvd_compress.front.ddp.refusals import check_compression
+from hvd_compress.frontends.ddp.refusals import check_compression
 from hvd_compress.request.request import Request
 
 with needed("transformers.trainer", "hvd_compress.integrations.transformers"):

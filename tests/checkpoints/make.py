@@ -32,7 +32,7 @@ from tests.checkpoints.formats import FORMS
 from tests.checkpoints.runs import drop_in, launched, planned, record
 from tests.clock import hold
 from tests.harness import COMPRESSORS
-from tests.unit.front.ddp import job
+from tests.unit.frontends.ddp import job
 
 PLANS = [name for name in DROP_IN if not name.startswith(("accordion", "covap", "int4-", "momentum", "onebit_adam"))]
 """Cases that a plan can describe completely: no policy changes their decisions from step to step."""

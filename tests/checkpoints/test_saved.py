@@ -32,7 +32,7 @@ from tests.checkpoints.embeddings import Tables
 from tests.checkpoints.formats import FORMS
 from tests.checkpoints.runs import assert_results, assert_same, check, drop_in, gradients_in, launched, load, planned
 from tests.checkpoints.training import CarriedDropIn
-from tests.unit.front.ddp import job
+from tests.unit.frontends.ddp import job
 
 HAS_FSDP = hasattr(getattr(torch.distributed.fsdp, "FSDPModule", None), "set_reduce_scatter_unused_params")
 Unpacked = Callable[[str], Path]

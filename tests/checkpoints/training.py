@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 import hvd_compress.ddp as ddp
 from hvd_compress import of
 from hvd_compress.engines.base import Engine
-from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable
-from hvd_compress.front.optimizer.optimizer import wrap
-from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
+from hvd_compress.frontends.optimizer.named_parameters import name_parameters, trainable
+from hvd_compress.frontends.optimizer.optimizer import wrap
+from hvd_compress.frontends.optimizer.reducer import ReduceOptions, Reducer
 from hvd_compress.settings import Settings
 from tests.checkpoints.cases import MOMENTUM, Case, Gradients, Model, parameters_of, sgd
 from tests.clock import Clock

@@ -11,7 +11,7 @@ import torch
 
 from hvd_compress import of
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.request.decision import Decision
 from hvd_compress.settings import Settings
 from tests.conformance.cases import Case

@@ -15,7 +15,7 @@ from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.schedule import FeedbackSchedule
 from hvd_compress.feedback.states import GRADIENT_UNITS
-from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.request.request import Request
 from tests.brought import brought
 from tests.harness import (

@@ -13,7 +13,7 @@ from hvd_compress.compressors import BlockQuantizer, CompressedMomentum, PowerSG
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import CommunicationError
-from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
 from tests.harness import REQUESTS, backward, flat_residual, on_engine, place, remembered

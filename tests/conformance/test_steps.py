@@ -14,7 +14,7 @@ from hvd_compress.engines import wire
 from hvd_compress.engines.base import ALGORITHMS, Engine
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.states import GRADIENT_UNITS
-from hvd_compress.front.optimizer.reducer import ReduceOptions
+from hvd_compress.frontends.optimizer.reducer import ReduceOptions
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import Work
 from tests.brought import brought

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.front.ddp.job import run_ranks
-from tests.unit.front.ddp.training import make_model
+from tests.unit.frontends.ddp.job import run_ranks
+from tests.unit.frontends.ddp.training import make_model
 from tests.unit.integrations.launched import launched
 from tests.unit.integrations.test_accelerate import IMPORTED, Loop
 

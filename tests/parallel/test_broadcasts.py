@@ -15,7 +15,7 @@ from torch import nn
 
 import hvd_compress.torch as hvd
 from hvd_compress.errors import ConfigError
-from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.optim import DeMo, OneBitAdam
 from tests.parallel.training import finish, flat, maker, residuals, sgd, small_model, train
 

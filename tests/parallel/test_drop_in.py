@@ -11,7 +11,7 @@ import torch
 
 import hvd_compress.torch as hvd
 from hvd_compress.engines.base import ALGORITHMS
-from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.request.request import Request
 from tests.harness import (
     COMPRESSORS,

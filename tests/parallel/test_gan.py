@@ -104,7 +104,7 @@ def test_every_step_is_the_same_on_all_ranks(name: str, engine: str) -> None:
 
 
 def test_two_models_without_names_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvd_compress.front.horovod.distributed._told_of_two", False)
+    monkeypatch.setattr("hvd_compress.frontends.horovod.distributed._told_of_two", False)
 
     def made(named: bool) -> tuple[nn.Module, Any]:
         torch.manual_seed(0)

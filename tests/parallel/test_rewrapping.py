@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import StepLR
 
 import hvd_compress.torch as hvd
 from hvd_compress.errors import UnsupportedError, UsageError
-from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.request.request import Request
 from tests.harness import REQUESTS, remembered
 from tests.parallel.training import (

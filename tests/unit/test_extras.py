@@ -23,7 +23,7 @@ FOLDER = Path(hvd_compress.__file__).parent
 MPI_MODULES = ("mpi", "mpi_algorithms", "mpi_arrivals", "mpi_hosts", "mpi_library", "mpi_shutdown", "control_variables")
 NEEDING = (
     "hvd_compress.torch",
-    "hvd_compress.front.horovod",
+    "hvd_compress.frontends.horovod",
     "hvd_compress.integrations.accelerate",
     "hvd_compress.integrations.transformers",
     "hvd_compress.integrations.lightning",
@@ -59,7 +59,7 @@ sys.meta_path.insert(0, Hider())
 USES = {
     "the drop-in": ("horovod", "import hvd_compress.torch"),
     "the drop-in, named first": ("horovod", "import hvd_compress; hvd_compress.torch.DistributedOptimizer"),
-    "a module of the drop-in": ("horovod", "import hvd_compress.front.horovod.compression"),
+    "a module of the drop-in": ("horovod", "import hvd_compress.frontends.horovod.compression"),
     "patched Horovod": ("horovod", "import hvd_compress; hvd_compress.patch_horovod()"),
     "Horovod's engine": ("horovod", "from hvd_compress.engines.horovod import HorovodEngine; HorovodEngine()"),
     **{name: ("mpi4py", f"import hvd_compress.engines.{name}") for name in MPI_MODULES},
@@ -103,8 +103,8 @@ def told() -> dict[str, list[str]]:
 
 def test_what_a_front_end_without_horovod_uses_is_among_them() -> None:
     names = (
-        "front.optimizer.reducer",
-        "front.optimizer.optimizer",
+        "frontends.optimizer.reducer",
+        "frontends.optimizer.optimizer",
         "request.decision",
         "compressors",
         "schemes",

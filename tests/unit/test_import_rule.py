@@ -36,10 +36,10 @@ ALLOWED = {
         "papers.espresso",  # for type checkers alone
         "schema",
     },
-    "front/optimizer/watchers": {"errors"},
-    "front/gradient_hooks": {"front.eagerly"},
-    "front/eagerly": set(),
-    "front/optimizer/named_parameters": {"errors"},
+    "frontends/optimizer/watchers": {"errors"},
+    "frontends/gradient_hooks": {"frontends.eagerly"},
+    "frontends/eagerly": set(),
+    "frontends/optimizer/named_parameters": {"errors"},
     "settings": {"checks", "errors", "extras", "guests", "units"},
     "measuring": {"native"},
     "events": {"events", "buckets.layout", "engines.wire", "errors", "extras", "request", "schemes.phases"},
@@ -152,14 +152,14 @@ ALLOWED = {
 }
 """What the modules of a room may import of this package."""
 
-FRONT = {"__init__", "cli", "compression", "ddp", "front", "fsdp", "integrations", "torch"}
+FRONT = {"__init__", "cli", "compression", "ddp", "frontends", "fsdp", "integrations", "torch"}
 """Front ends, and what users call: they see everything."""
 
 GUEST_ROOMS = {guest.folder.partition("/")[0] for guest in GUESTS}
 """What they see, their tests bring; tests/unit/test_guests.py holds that nothing sees them."""
 
 FRAMEWORKS = {
-    "horovod": {"torch.py", "front/horovod", "engines/horovod.py", "engines/select.py", "cli"},
+    "horovod": {"torch.py", "frontends/horovod", "engines/horovod.py", "engines/select.py", "cli"},
     "mpi4py": {"engines", "cli"},
     "transformers": {"attention/transformers_api.py", "integrations/transformers.py"},
     "accelerate": {"integrations/accelerate.py"},
@@ -255,7 +255,7 @@ def test_frameworks_are_known_to_their_adapters_alone(framework: str) -> None:
 
 CHECKED_BEFORE = (
     "torch.py",
-    "front/horovod/",
+    "frontends/horovod/",
     "engines/horovod.py",
     "engines/select.py",
     "cli/trials.py",
@@ -302,7 +302,7 @@ def test_no_policy_is_told_by_its_class() -> None:
 def test_what_lies_below_a_front_end_knows_no_modules() -> None:
     """Nor optimizers: a session takes tensors."""
     fronts = (
-        "front/",
+        "frontends/",
         "torch.py",
         "ddp.py",
         "integrations/",

@@ -15,8 +15,8 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from hvd_compress.checks import check_whole, is_whole
 from hvd_compress.errors import ConfigError, UsageError
-from hvd_compress.front.launched import has_several_ranks
-from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.frontends.launched import has_several_ranks
+from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.papers.accordion.critical import change, check_schedule, has_decayed
 
 Gather = Callable[[Sequence[float]], list[list[float]]]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import hvd_compress.ddp as hc
 from tests.harness import chosen
-from tests.unit.front.ddp.training import Given, check_ranks_equal, compressed, optimizer_of
+from tests.unit.frontends.ddp.training import Given, check_ranks_equal, compressed, optimizer_of
 
 STEPS = 3
 

@@ -10,8 +10,8 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 import hvd_compress.ddp as hc
 from hvd_compress.errors import ConfigError, UnsupportedError
-from tests.unit.front.ddp.job import run_ranks
-from tests.unit.front.ddp.training import check_ranks_equal, compressed, make_model, optimizer_of, train
+from tests.unit.frontends.ddp.job import run_ranks
+from tests.unit.frontends.ddp.training import check_ranks_equal, compressed, make_model, optimizer_of, train
 
 pytestmark = pytest.mark.level2
 

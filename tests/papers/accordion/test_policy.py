@@ -16,7 +16,7 @@ from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.feedback.states import RESULT_SUM
-from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.papers.accordion import policy as accordion
 from hvd_compress.papers.accordion.critical import change, has_decayed
 from hvd_compress.request.request import Request

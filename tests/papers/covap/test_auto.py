@@ -15,7 +15,7 @@ from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.events.history import Event
-from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.session import ccr
 from hvd_compress.settings import Settings
 from tests.clock import Clock, slowed

@@ -8,10 +8,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
 from tests.harness import remembered
-from tests.unit.front.ddp.job import run_ranks
-from tests.unit.front.ddp.test_program import Layered
-from tests.unit.front.ddp.test_state import residuals
-from tests.unit.front.ddp.training import Given, check_ranks_equal, compressed, make_model, optimizer_of, train
+from tests.unit.frontends.ddp.job import run_ranks
+from tests.unit.frontends.ddp.test_program import Layered
+from tests.unit.frontends.ddp.test_state import residuals
+from tests.unit.frontends.ddp.training import Given, check_ranks_equal, compressed, make_model, optimizer_of, train
 
 
 @pytest.mark.parametrize("as_view", [True, False])

@@ -14,7 +14,7 @@ from hvd_compress import of
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
-from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.papers.flexible.resumed import loaded
 from hvd_compress.request.request import Request
 from hvd_compress.schemes import Observed

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from hvd_compress.cli import trials
 from tests.installed import install
-from tests.unit.front.ddp.job import run_ranks
+from tests.unit.frontends.ddp.job import run_ranks
 
 pytestmark = pytest.mark.level2
 

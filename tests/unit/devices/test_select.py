@@ -16,7 +16,7 @@ from hvd_compress.devices.select import lane_on
 from hvd_compress.devices.staged import StagedLane
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
-from hvd_compress.front.optimizer.named_parameters import name_parameters
+from hvd_compress.frontends.optimizer.named_parameters import name_parameters
 from tests.harness import REQUESTS, alone, backward, make_optimizer, make_parameters, on_engine
 from tests.played import PlayedStreams
 

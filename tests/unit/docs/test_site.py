@@ -15,7 +15,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 from hvd_compress.compression import Compression
-from hvd_compress.front.handle import Handle
+from hvd_compress.frontends.handle import Handle
 
 ROOT = Path(__file__).parents[3]
 BUILDER = ROOT / "tools" / "build_docs.py"
@@ -24,7 +24,7 @@ FROM_ANOTHER_HOST = re.compile(
 )
 CLASSES = {
     "hvd_compress.compression.Compression": dir(Compression),
-    "hvd_compress.front.handle.Handle": dir(Handle),
+    "hvd_compress.frontends.handle.Handle": dir(Handle),
     "hvd_compress.request.request.Request": ["by", "with_feedback"],
 }
 """What a page has of a class; of a module it has all names."""

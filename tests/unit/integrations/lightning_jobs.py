@@ -39,7 +39,7 @@ from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.integrations.lightning import CompressGradients, Compression, compress
 from tests.examples import printed_by
 from tests.unit.docs.blocks import run_pages
-from tests.unit.front.ddp.training import check_ranks_equal, flat, make_model
+from tests.unit.frontends.ddp.training import check_ranks_equal, flat, make_model
 
 INT4, INT8 = Compression.int4(), Compression.int8()
 

@@ -20,8 +20,8 @@ from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from tests.examples import printed_by
 from tests.harness import remembered
 from tests.unit.docs.blocks import run_pages
-from tests.unit.front.ddp.job import run_ranks
-from tests.unit.front.ddp.training import batch, check_ranks_equal, flat, make_model
+from tests.unit.frontends.ddp.job import run_ranks
+from tests.unit.frontends.ddp.training import batch, check_ranks_equal, flat, make_model
 from tests.unit.integrations.launched import COMPILER, launched, strictly
 
 INT4, INT8 = hc.Compression.int4(), hc.Compression.int8()

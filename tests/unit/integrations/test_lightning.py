@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from tests.unit.front.ddp.job import Job, end_of_jobs, values_of
+from tests.unit.frontends.ddp.job import Job, end_of_jobs, values_of
 
 BODIES = "tests.unit.integrations.lightning_jobs"
 RANKS = {

@@ -9,9 +9,9 @@ import torch
 from hvd_compress.compressors import Requantizer
 from hvd_compress.compressors.momentum import INNER
 from hvd_compress.engines.base import Engine
-from hvd_compress.front.optimizer.named_parameters import name_parameters, trainable
-from hvd_compress.front.optimizer.optimizer import ReducingOptimizer, wrap
-from hvd_compress.front.optimizer.reducer import ReduceOptions, Reducer
+from hvd_compress.frontends.optimizer.named_parameters import name_parameters, trainable
+from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer, wrap
+from hvd_compress.frontends.optimizer.reducer import ReduceOptions, Reducer
 from hvd_compress.optim import DeMo, OneBitAdam
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings

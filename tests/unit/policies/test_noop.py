@@ -12,7 +12,7 @@ from hvd_compress import of
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import UsageError
-from hvd_compress.front.optimizer.reducer import ReduceOptions
+from hvd_compress.frontends.optimizer.reducer import ReduceOptions
 from hvd_compress.settings import Settings
 from tests.harness import SHAPES, backward, on_engine
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 TREE = {
-    "hvd_compress/__init__.py": "def metrics():\n    from hvd_compress.front import metrics",
-    "hvd_compress/front.py": "",
+    "hvd_compress/__init__.py": "def metrics():\n    from hvd_compress.frontends import metrics",
+    "hvd_compress/frontends.py": "",
     "hvd_compress/names.py": "",
     "hvd_compress/kinds/__init__.py": """
 from hvd_compress.kinds.one import One
@@ -73,7 +73,7 @@ def closure(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ("from hvd_compress.kinds import ALL", {"kinds/one.py", "kinds/two.py"}, set()),
         ("from hvd_compress import kinds\nkinds.Two()", {"kinds/two.py", "kinds/base.py"}, {"kinds/one.py"}),
         ("from hvd_compress import kinds\ndir(kinds)", {"kinds/one.py", "kinds/two.py"}, set()),
-        ("from hvd_compress import metrics", {"front.py"}, {"names.py"}),
+        ("from hvd_compress import metrics", {"frontends.py"}, {"names.py"}),
         ("'import hvd_compress.kinds.one as one'", set(), {"kinds/one.py"}),
         ("run('import hvd_compress.kinds.one as one')", {"kinds/one.py"}, {"kinds/two.py"}),
         ("from hvd_compress.cli.main import main\ncall(['plan', 'make'])", {"cli/plan.py"}, {"cli/list.py"}),

@@ -11,7 +11,7 @@ from typing import Any
 
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.front.recorded import release
+from hvd_compress.frontends.recorded import release
 from hvd_compress.papers.espresso.profiler.settings import CcrSettings
 from hvd_compress.services.base import Service
 from hvd_compress.session.session import Session

@@ -18,7 +18,7 @@ from hvd_compress.buckets.real import element_dtype, gradient_shape
 from hvd_compress.compressors import Compressor, TopK
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError, HvdCompressError, PlanError
-from hvd_compress.front.recorded import release
+from hvd_compress.frontends.recorded import release
 from hvd_compress.measuring import machine
 from hvd_compress.papers.espresso.profiler.compressor import (
     compressor_named,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hvd_compress.settings import DEFAULT_CCR_STEPS, Recording, Settings, whole
 
 if TYPE_CHECKING:
-    from hvd_compress.front.handle import Handle
+    from hvd_compress.frontends.handle import Handle
     from hvd_compress.papers.espresso.profiler.ccr import CcrRecorder
     from hvd_compress.papers.espresso.profiler.job import JobProfile
     from hvd_compress.request.request import Request

@@ -11,8 +11,8 @@ import torch
 from hvd_compress import of
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
-from hvd_compress.front import recorded
-from hvd_compress.front.recorded import recorded_once
+from hvd_compress.frontends import recorded
+from hvd_compress.frontends.recorded import recorded_once
 from hvd_compress.papers.espresso.profiler.settings import CcrSettings
 from hvd_compress.session import ccr
 from hvd_compress.settings import Settings

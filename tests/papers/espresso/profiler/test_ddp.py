@@ -13,8 +13,8 @@ from hvd_compress.engines.select import choose_torch_engine
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.profiler import measure_system
 from hvd_compress.profiler.profiles import ModelProfile, SystemProfile, read, write
-from tests.unit.front.ddp.job import run_ranks
-from tests.unit.front.ddp.training import check_ranks_equal, compressed, flat, loss_of, make_model, optimizer_of
+from tests.unit.frontends.ddp.job import run_ranks
+from tests.unit.frontends.ddp.training import check_ranks_equal, compressed, flat, loss_of, make_model, optimizer_of
 
 pytestmark = pytest.mark.level2
 

@@ -16,8 +16,8 @@ from hvd_compress import of
 from hvd_compress.compressors import Cast, EFSign, PowerSGD
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
-from hvd_compress.front import recorded
-from hvd_compress.front.recorded import recorded_once
+from hvd_compress.frontends import recorded
+from hvd_compress.frontends.recorded import recorded_once
 from hvd_compress.profiler.profiles import (
     COMPRESSOR,
     MODEL,

@@ -14,7 +14,7 @@ from hvd_compress.compression import Compression
 from hvd_compress.compressors import Cast, PowerSGD
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
-from hvd_compress.front.optimizer.optimizer import ReducingOptimizer
+from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.policies.auto.arms import Family, make_arms
 from hvd_compress.policies.auto.chooser import Chooser
 from hvd_compress.policies.auto.policy import AutoPolicy
