@@ -30,7 +30,7 @@ class Guest:
         names: of public modules, such as `hvd_compress.ddp`; each is "module:name".
         compressors: by the names that plans use; each is "module:class". The functions of `Compression` of a guest that
             has some name one each.
-        schemes: by what the names of their paths have in them, and no other scheme's; each is "module:class".
+        collectives: by what the names of their paths have in them, and no other collective's; each is "module:class".
         recordings: what records a training, by the environment variable that asks for it; each is "module:class", of a
             `settings.Recording` with a from_environment().
         earlier: modules of this package that earlier versions had, and states that they pickled name; each with the
@@ -39,7 +39,7 @@ class Guest:
 
     folder: str
     commands: Mapping[str, str] = field(default_factory=dict)
-    schemes: Mapping[str, str] = field(default_factory=dict)
+    collectives: Mapping[str, str] = field(default_factory=dict)
     compressions: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     compressors: Mapping[str, str] = field(default_factory=dict)
@@ -109,10 +109,10 @@ GUESTS = (
         },
         {
             "@": "by_option:ByOption",
-            "hierarchical-within": "schemes.hierarchical_within:HierarchicalWithin",
-            "hierarchical-both": "schemes.hierarchical_within:HierarchicalWithin",
-            "hitopk": "schemes.hitopk:HiTopK",
-            "parameter-server": "schemes.parameter_server:ParameterServer",
+            "hierarchical-within": "collectives.hierarchical_within:HierarchicalWithin",
+            "hierarchical-both": "collectives.hierarchical_within:HierarchicalWithin",
+            "hitopk": "collectives.hitopk:HiTopK",
+            "parameter-server": "collectives.parameter_server:ParameterServer",
         },
         names={
             "Profile": "profiler.profile:Profile",
@@ -126,7 +126,7 @@ GUESTS = (
     ),
     Guest(
         "papers/family",
-        schemes={"oktopk": "oktopk_allreduce:OkTopkAllReduce"},
+        collectives={"oktopk": "oktopk_allreduce:OkTopkAllReduce"},
         compressions=dict.fromkeys((*FAMILY, "terngrad"), "compressions:Family"),
         compressors={name: f"{name}:{kind}" for name, kind in FAMILY.items()},
         earlier={f"compressors.{name}": name for name in (*FAMILY, "tails")},
@@ -169,14 +169,14 @@ def missing_command(words: str) -> str:
     return next((guest.missing for guest in GUESTS if words in guest.commands and not guest.is_here), "")
 
 
-def scheme(name: str) -> Any:
-    """Return the class of a guest's scheme that a path's name may mean; None where it can mean none.
+def collective(name: str) -> Any:
+    """Return the class of a guest's collective that a path's name may mean; None where it can mean none.
 
     Raises:
         ConfigError: the guest that has it is not here.
     """
     for guest in GUESTS:
-        for mark, place in guest.schemes.items():
+        for mark, place in guest.collectives.items():
             if mark in name:
                 if not guest.is_here:
                     raise ConfigError(f"collective {name!r} {guest.missing}")
@@ -185,10 +185,10 @@ def scheme(name: str) -> Any:
 
 
 @cache
-def schemes() -> tuple[Any, ...]:
-    """Return the classes of the schemes of guests that are here."""
+def collectives() -> tuple[Any, ...]:
+    """Return the classes of the collectives of guests that are here."""
     here = [guest for guest in GUESTS if guest.is_here]
-    return tuple(dict.fromkeys(guest.named(place) for guest in here for place in guest.schemes.values()))
+    return tuple(dict.fromkeys(guest.named(place) for guest in here for place in guest.collectives.values()))
 
 
 def recordings() -> tuple[Any, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -84,7 +84,12 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
-def refuse(*_: object, **__: object) -> None:
+_START = subprocess.Popen.__init__
+
+
+def refuse(process: subprocess.Popen[bytes], args: Sequence[str], *others: Any, **options: Any) -> None:
+    if args[0] == "fc-list":  # matplotlib, which asks once in a home what fonts there are
+        return _START(process, args, *others, **options)
     raise AssertionError("this test starts a program: mark it level2 (CONTRIBUTING.md), or level1 if it is quick")
 
 

@@ -41,9 +41,9 @@ TOPK = {"topk": TopK(0.05), "lwtopk": TopK(0.05, layerwise=True), "all": TopK(1.
 TREES = ("ring", "tree")
 REQUESTS = {
     **{
-        f"{kind}-{scheme}{'-' * bool(algorithm)}{algorithm}": Request(compressor, scheme, algorithm or "auto")
+        f"{kind}-{collective}{'-' * bool(algorithm)}{algorithm}": Request(compressor, collective, algorithm or "auto")
         for kind, compressor in TOPK.items()
-        for scheme, algorithms in {"auto": ("",), "allgather": ("", "ring", "bruck"), "star": ("", *TREES)}.items()
+        for collective, algorithms in {"auto": ("",), "allgather": ("", "ring", "bruck"), "star": ("", *TREES)}.items()
         for algorithm in algorithms
     },
     **{f"topk-var{'-' * bool(a)}{a}": Request(TopK(0.05), "var", a or "auto") for a in ("", "recursive_doubling")},
@@ -65,8 +65,8 @@ REQUESTS = {
     **{f"dense-{a}": Request(Cast(), "auto", a) for a in ("auto", *TREES, "recursive_doubling", "rabenseifner")},
     **dict(brought("DIGESTS")),
 }
-"""Every compressor with every scheme that carries it, but for those whose products or fits are torch's
-or the C library's (PowerSGD, ATOMO, DeMo, SIDCo), and schemes that heed hosts; of algorithms,
+"""Every compressor with every collective that carries it, but for those whose products or fits are torch's
+or the C library's (PowerSGD, ATOMO, DeMo, SIDCo), and collectives that heed hosts; of algorithms,
 those that all engines here can force."""
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}

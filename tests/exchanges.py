@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Work, build
 from hvd_compress.compressors import Compressor
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.residual import Residual
 from hvd_compress.feedback.states import BucketState
-from hvd_compress.schemes import Work, build
 
 PATHS = ("allgather", "alltoall-allgather", "gather-broadcast")
 NUMELS = (0, 1, 63, 64, 65, 200, 1000)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.compressors import (
     BlockQuantizer,
     Cast,
@@ -71,7 +71,7 @@ COMPRESSORS: dict[str, Compressor] = {
     **dict(brought("COMPRESSORS")),
 }
 """The compressors of the conformance suite, with settings for buckets of some hundred elements. A line here, and all
-of the suite runs with every scheme that carries it (tests/conformance/cases.py)."""
+of the suite runs with every collective that carries it (tests/conformance/cases.py)."""
 
 FIRST_NAMES = tuple({type(compressor): name for name, compressor in reversed(COMPRESSORS.items())}.values())[::-1]
 """Of COMPRESSORS, the first of each class: what the first level of the tests takes."""
@@ -116,39 +116,39 @@ REQUESTS = {
 """Requests that tests call by name; the conformance suite makes its own from COMPRESSORS."""
 
 ANYWHERE = ("auto", "allgather", "allreduce", "star", "var", "artopk", "alltoall-allgather")
-"""Schemes that every engine can do, without a gather or smaller groups."""
+"""Collectives that every engine can do, without a gather or smaller groups."""
 
 
 @cache
 def asked_for(compressor: Compressor) -> tuple[str, ...]:
-    """Return the schemes that a request may name, "auto" first: what loses nothing travels as the engine can."""
+    """Return the collectives that a request may name, "auto" first: what loses nothing travels as the engine can."""
 
-    def is_legal(scheme: str) -> bool:
+    def is_legal(collective: str) -> bool:
         try:
-            return bool(Request(compressor, scheme))
+            return bool(Request(compressor, collective))
         except ConfigError:
             return False
 
-    known = dict.fromkeys((*schemes.labels(), *compressor.own_schemes))
-    return ("auto", *(scheme for scheme in known if is_legal(scheme)))
+    known = dict.fromkeys((*collectives.labels(), *compressor.own_collectives))
+    return ("auto", *(collective for collective in known if is_legal(collective)))
 
 
-def planned(compressor: Compressor, scheme: str) -> Request:
-    """Return what asks for a scheme that only a plan can name, for all buckets alike."""
-    treatment = Treatment(compressor=settings_of(compressor), scheme=scheme)
-    return Request(Cast(), policy=PlanFile(f"{compressor} by {scheme}", Plan(version=1, default=treatment)))
+def planned(compressor: Compressor, collective: str) -> Request:
+    """Return what asks for a collective that only a plan can name, for all buckets alike."""
+    treatment = Treatment(compressor=settings_of(compressor), collective=collective)
+    return Request(Cast(), policy=PlanFile(f"{compressor} by {collective}", Plan(version=1, default=treatment)))
 
 
 def chosen() -> dict[str, Request]:
-    """Return one request for each compressor of the suite, the schemes in turn, for jobs of several processes.
+    """Return one request for each compressor of the suite, the collectives in turn, for jobs of several processes.
 
     Every engine can do it.
     """
     found = {}
     for number, (name, compressor) in enumerate(COMPRESSORS.items()):
-        anywhere = [scheme for scheme in asked_for(compressor) if scheme in ANYWHERE]
-        scheme = anywhere[number % len(anywhere)]
-        found[f"{name}-{scheme}"] = Request(compressor, scheme)
+        anywhere = [collective for collective in asked_for(compressor) if collective in ANYWHERE]
+        collective = anywhere[number % len(anywhere)]
+        found[f"{name}-{collective}"] = Request(compressor, collective)
     return found
 
 

@@ -20,7 +20,7 @@ LOG = BUILD / "log"
 SECONDS = int(os.environ.get("FUZZ_S", "300"))
 HANGS_S, MEMORY_MB = 120, 4096
 TARGETS = {
-    "bytes": "damaged bytes, by every scheme",
+    "bytes": "damaged bytes, by every collective",
     "lies": "well-formed lies, to every compressor",
     "sums": "well-formed lies, to owners of shards",
 }

@@ -39,7 +39,7 @@ ROOMS = {
     "pipeline": "hvd_compress/session/pipeline.py",
     "feedback": "hvd_compress/feedback/",
     "payload": "hvd_compress/payload.py",
-    "collectives": "hvd_compress/schemes/",
+    "collectives": "hvd_compress/collectives/",
     "policies": "hvd_compress/policies/",
     "front ends": "hvd_compress/frontends/",
     "embedding": "hvd_compress/embedding/",
@@ -53,10 +53,10 @@ MPIRUN = ("mpirun", "-np", "3", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none
 FIRST, SECOND, RANKS = "first level", "second level", "three ranks"
 EQUIVALENT = {
     (
-        "hvd_compress/schemes/flat.py",
+        "hvd_compress/collectives/flat.py",
         "other.steps <= own.steps and other.bytes <= own.bytes and (other != own or number < place)",
         "other.steps <= own.steps and other.bytes <= own.bytes and (other != own or number <= place)",
-    ): "a scheme is not compared with itself",
+    ): "a collective is not compared with itself",
     (
         "csrc/cpu/pool/pool.cpp",
         "if (parts >= 4 * (helpers + 1) && asleep_.load(std::memory_order_relaxed) >= helpers) {",

@@ -2,7 +2,7 @@
 
 Four emulated hosts share the cores and the memory of one machine. On hosts of their own, kernels of different ranks do
 not wait for one another, so ranks compress and decompress in turn here, each alone; then all communicate at once. What
-they compute between two collectives is computed by all at once, on the cores they share: so the collectives are
+they compute between two calls is computed by all at once, on the cores they share: so the calls are
 measured by themselves, too.
 """
 
@@ -18,16 +18,16 @@ import torch
 import hvd_compress.torch as hvd
 from benchmarks.frame.lab import asked, tell
 from benchmarks.frame.ranks import slowest
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Work
 from hvd_compress.compressors import Cast, TopK
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
 from hvd_compress.feedback.residual import Residual
 from hvd_compress.feedback.states import BucketState
-from hvd_compress.policies.open_paths import open_schemes
+from hvd_compress.policies.open_paths import open_collectives
 from hvd_compress.request.request import Request
-from hvd_compress.schemes import Work
 
 # isort: split
 from mpi4py import MPI  # starts MPI, for which hvd_compress.torch has prepared it
@@ -42,16 +42,18 @@ def main() -> None:
     engine, compressor = MpiEngine(), TopK(wanted["ratio"])
     values = torch.randn(wanted["numel"], generator=torch.Generator().manual_seed(engine.rank))
     tell(wanted, horovod(values))
-    found = open_schemes(Request(compressor), Layout.of(values.numel()), engine.capabilities)
+    found = open_collectives(Request(compressor), Layout.of(values.numel()), engine.capabilities)
     for way in [Path("dense", "ring"), *(each.path for each in found)]:
-        tell(wanted, measure(engine, way, compressor, values, 2 if way.scheme == "dense" else wanted["repetitions"]))
+        tell(
+            wanted, measure(engine, way, compressor, values, 2 if way.collective == "dense" else wanted["repetitions"])
+        )
     engine.close()
     hvd.shutdown()
 
 
 def measure(engine: Engine, way: Path, compressor: TopK, values: torch.Tensor, repetitions: int) -> dict:
     """Return the medians over steps of the longest phases of a rank."""
-    scheme = schemes.build(Cast() if way.scheme == "dense" else compressor, way)
+    collective = collectives.build(Cast() if way.collective == "dense" else compressor, way)
     buffer, residual, pending = (torch.empty_like(values) for _ in range(3))
     residual.copy_(values)
     layout = Layout.of(values.numel())
@@ -63,7 +65,7 @@ def measure(engine: Engine, way: Path, compressor: TopK, values: torch.Tensor, r
         work = Work(
             buffer, layout, step, 0, 1 / engine.world_size, BucketState(Residual(residual, pending, may_defer=True))
         )
-        exchange = scheme.exchange(work, engine.rank, engine.world_size)
+        exchange = collective.exchange(work, engine.rank, engine.world_size)
         encode_s = in_turn(exchange.encode)
         together()
         communicate_s = seconds(lambda exchange=exchange: exchange.communicate(engine))
@@ -74,14 +76,14 @@ def measure(engine: Engine, way: Path, compressor: TopK, values: torch.Tensor, r
 
 
 def alone(engine: Engine, way: Path, step: int, indices: torch.Tensor, values: torch.Tensor) -> float:
-    """Return the seconds of AR-Topk's collectives without what ranks compute between them; 0 for other ways."""
+    """Return the seconds of AR-Topk's calls without what ranks compute between them; 0 for other ways."""
     together()
 
     def both() -> None:
         engine.broadcast(indices, step % engine.world_size, way.broadcast)
         engine.allreduce(values, way.algorithm)
 
-    return slowest(seconds(both)) if way.scheme == "star" else 0.0
+    return slowest(seconds(both)) if way.collective == "star" else 0.0
 
 
 def row(way: str, encode_s: float, communicate_s: float, network_s: float, decode_s: float) -> dict:

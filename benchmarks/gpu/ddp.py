@@ -40,12 +40,12 @@ Found = Iterator[tuple[str, Any]]
 
 
 def how(model: nn.Module) -> dict[str, list[str]]:
-    """Return by which schemes buckets travelled and where they were compressed, each once."""
+    """Return by which collectives buckets travelled and where they were compressed, each once."""
     import hvd_compress.ddp as hc
 
     decisions = hc.of(model).decisions.values()
     return {
-        "scheme": sorted({f"{each.compressor} by {each.path}" for each in decisions}),
+        "collective": sorted({f"{each.compressor} by {each.path}" for each in decisions}),
         "device": sorted({each.device for each in decisions}),
     }
 
@@ -63,7 +63,7 @@ def ddp(device: torch.device, width: int) -> Found:
         (ours, by), (theirs, peer) = (_reduced(at, request(hc.Compression)) for at in (device, torch.device("cpu")))
         travelled[name] = {"device": by, "CPU": peer}
         for step, (own, other) in enumerate(zip(ours, theirs, strict=True)):
-            if by["scheme"] == peer["scheme"] and not same_bytes(own, other):
+            if by["collective"] == peer["collective"] and not same_bytes(own, other):
                 faults.append(f"{name}: step {step} differs from the CPU's")
             faults += not_finite(f"{name}: step {step}", own)
             faults += [] if ranks_equal(own) else [f"{name}: step {step} differs between ranks"]

@@ -122,7 +122,7 @@ class Training:
         if not self.sent_bytes:
             return 0
         decisions = self.decisions
-        return 1 if decisions and all(each.scheme == "allgather" for each in decisions) else 2
+        return 1 if decisions and all(each.collective == "allgather" for each in decisions) else 2
 
     @property
     def computes_s(self) -> float:

@@ -36,8 +36,8 @@ REDUCED = (
     *_ON_GPU,
     *(name.replace("training", "host") for name in _ON_GPU),
 )
-"""12 options for 4 and 5 tensors: uncompressed, across hosts alone, flat, and everywhere, by either scheme; on the GPU
-or on the CPU."""
+"""12 options for 4 and 5 tensors: uncompressed, across hosts alone, flat, and everywhere, by either collective; on the
+GPU or on the CPU."""
 ONCE = Constraints(most_compressions=1, mixed=False)
 """For 2 and 3 tensors: all options that compress once at most, on one device."""
 

@@ -147,7 +147,7 @@ def step_when_asked(loss: Loss, optimizer, drawn: list[list[torch.Tensor]], fold
 
 
 def write_paths(decisions, folder: Path) -> None:
-    paths = Counter(f"{decision.scheme} ({decision.reason})" for decision in decisions)
+    paths = Counter(f"{decision.collective} ({decision.reason})" for decision in decisions)
     (folder / "paths").write_text("; ".join(f"{count} by {path}" for path, count in paths.items()))
 
 

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.cli.numbers import RANKS, elements
 from hvd_compress.cli.numbers import ratio as ratio_of
@@ -38,10 +38,10 @@ def command(
     numel: int, ratio: float, world_size: int, latency: str, bandwidth: str, candidates: str | None, as_json: bool
 ) -> None:
     costs = Formulas(parse_latency(latency), 1 / parse_bandwidth(bandwidth), world_size)
-    chosen = [schemes.parse(label.strip()) for label in candidates.split(",")] if candidates else DEFAULT
+    chosen = [collectives.parse(label.strip()) for label in candidates.split(",")] if candidates else DEFAULT
     layout = Layout.of(numel)
     predictions = [
-        predict(path, schemes.stages(_sent(path, ratio), path, layout, world_size), costs) for path in chosen
+        predict(path, collectives.stages(_sent(path, ratio), path, layout, world_size), costs) for path in chosen
     ]
     winner = fastest(predictions)
     if as_json:
@@ -54,14 +54,14 @@ def command(
 
 
 def _sent(path: Path, ratio: float) -> Compressor:
-    """The whole gradient where the scheme carries it, top-k else."""
+    """The whole gradient where the collective carries it, top-k else."""
     dense = Cast()
-    return dense if schemes.carries(dense, path) else TopK(ratio)
+    return dense if collectives.carries(dense, path) else TopK(ratio)
 
 
 def _row(prediction: Prediction) -> dict[str, str | float]:
     candidate = prediction.candidate
-    row: dict[str, str | float] = {"scheme": candidate.scheme, "algorithm": candidate.algorithm}
+    row: dict[str, str | float] = {"collective": candidate.collective, "algorithm": candidate.algorithm}
     if candidate.broadcast != "auto":
         row["broadcast"] = candidate.broadcast
     return {**row, "seconds": prediction.seconds}

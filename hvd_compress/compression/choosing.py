@@ -56,7 +56,7 @@ class Choosing(Part):
     def plan(path: str | Path) -> Request:
         """Send each bucket as a plan says: a JSON file by hand, or what save_plan() has written.
 
-        It says per bucket, or per pattern of parameter names, compressor, scheme, algorithms and device, and which
+        It says per bucket, or per pattern of parameter names, compressor, collective, algorithms and device, and which
         parameters share a bucket. `hvd-compress plan check FILE` reads it without a model.
 
         Raises:

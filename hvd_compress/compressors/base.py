@@ -50,8 +50,8 @@ class Input:
         gradient: (numel,) in the bucket's dtype. Holds this rank's gradient, and the result at the end.
         layout: the parameters in it.
         step: counted from 0; the same on all ranks.
-        bucket: its number; the same on all ranks. Of a part that a scheme compresses by itself another one, as random
-            numbers depend on it.
+        bucket: its number; the same on all ranks. Of a part that a collective compresses by itself another one, as
+            random numbers depend on it.
         scale: what the sum over ranks is multiplied by: 1 / world_size for an average.
         state: what the bucket remembers. Its residual is None where there is no error feedback.
         rank: this rank's number.
@@ -106,10 +106,10 @@ class Compressor(ABC):
         has_ratio: whether with_ratio() changes what is sent.
         alike: kinds of what it keeps that results depend on, and that therefore are to be the same on all ranks: those
             of rank 0 count when training begins or goes on. Ranks may come with others, from checkpoints of other
-            hosts: of a hierarchical scheme leaders alone keep up.
+            hosts: of a hierarchical collective leaders alone keep up.
         sends_momentum: whether it compresses a momentum that it keeps: see refuses_momentum().
         functions: those of `Compression` that have another name than plans, with the settings that a plan says for it.
-        own_schemes: names of the schemes of its guest that carry it alone, and are chosen as others are.
+        own_collectives: names of the collectives of its guest that carry it alone, and are chosen as others are.
         message_bytes: what a message costs beside its bytes, in bytes, where a path is chosen by arithmetic: latency
             times bandwidth. 0 counts bytes alone.
     """
@@ -122,7 +122,7 @@ class Compressor(ABC):
     alike: ClassVar[tuple[str, ...]] = ()
     sends_momentum: ClassVar[bool] = False
     functions: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    own_schemes: ClassVar[tuple[str, ...]] = ()
+    own_collectives: ClassVar[tuple[str, ...]] = ()
     message_bytes: int = 0
 
     @abstractmethod

@@ -149,7 +149,7 @@ class DenseMomentum(Compressor):
     kind = "cast"
     source = "Tang et al. 2021"
     alike = (KIND,)
-    # Nothing is lost; but schemes for what only sends gradients would leave rounds() out.
+    # Nothing is lost; but collectives for what only sends gradients would leave rounds() out.
     compresses = True
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Stage:
-    """One collective of a scheme.
+    """One call of a collective.
 
     Attributes:
         size: bytes of one rank's tensor; headers are not counted.
@@ -25,17 +25,17 @@ class Path:
     """How a bucket travels, whatever is sent of it.
 
     Attributes:
-        scheme: a name of one of `schemes.SCHEMES`, which knows what goes together. "star" and "var" say whose indices
-            AR-Topk uses.
-        algorithm: of the scheme's main collective.
+        collective: a name of one of `collectives.COLLECTIVES`, which knows what goes together. "star" and "var" say
+            whose indices AR-Topk uses.
+        algorithm: of the collective's main call.
         broadcast: of AR-Topk's broadcast of indices.
     """
 
-    scheme: str
+    collective: str
     algorithm: str = "auto"
     broadcast: str = "auto"
 
     def __str__(self) -> str:
-        """The label that `schemes.parse` reads: "allgather", "star-ring", "star-ring+pipeline_16k"."""
+        """The label that `collectives.parse` reads: "allgather", "star-ring", "star-ring+pipeline_16k"."""
         algorithm = "" if self.algorithm == "auto" else f"-{self.algorithm}"
-        return self.scheme + algorithm + ("" if self.broadcast == "auto" else f"+{self.broadcast}")
+        return self.collective + algorithm + ("" if self.broadcast == "auto" else f"+{self.broadcast}")

@@ -11,19 +11,19 @@ from hvd_compress.errors import ConfigError
 
 
 class Costs(Protocol):
-    """What prices a collective: `formulas.Formulas`, or `curves.Curves` that were measured."""
+    """What prices a call: `formulas.Formulas`, or `curves.Curves` that were measured."""
 
     @property
     def world_size(self) -> int: ...
 
     def seconds(self, verb: str, algorithm: str, size: float) -> float:
-        """Return the seconds of one collective with `size` bytes in each rank's tensor."""
+        """Return the seconds of one call with `size` bytes in each rank's tensor."""
         ...
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The seconds of one bucket, broken down. `stages` holds each collective with its seconds, in order."""
+    """The seconds of one bucket, broken down. `stages` holds each call with its seconds, in order."""
 
     candidate: Path
     compress_s: float
@@ -50,12 +50,12 @@ def predict(
 
     Args:
         candidate: the path by which it would travel.
-        stages: its collectives, from `schemes.stages`, which takes their bytes from the compressor.
+        stages: its calls, from `collectives.stages`, which takes their bytes from the compressor.
         costs: formulas, or curves: the same on all ranks, so that the prediction is.
         compress_s, decompress_s: as measured or estimated by the caller, over ranks alike.
 
     Raises:
-        ConfigError: a collective that `costs` knows nothing of, such as one of a part of the ranks.
+        ConfigError: a call that `costs` knows nothing of, such as one of a part of the ranks.
     """
     for stage in stages:
         if stage.ranks not in (None, costs.world_size):

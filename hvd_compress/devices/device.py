@@ -19,7 +19,7 @@ class DeviceLane(Lane):
         inbound:                                           '-> decode
 
     No method here makes the host wait. Horovod's engine waits for the stream in which it is called, and returns when
-    the result is there; schemes then wait for the few bytes that the host must know: a payload's header, variances.
+    the result is there; collectives then wait for the few bytes that the host must know: a payload's header, variances.
     """
 
     def __init__(self, streams: Streams) -> None:

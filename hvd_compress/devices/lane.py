@@ -9,7 +9,7 @@ import torch
 
 
 class Lane(ABC):
-    """What pipeline and schemes call instead of asking where a bucket lies. One lane a bucket; it outlives steps.
+    """What pipeline and collectives call instead of asking where a bucket lies. One lane a bucket; it outlives steps.
 
     A step goes: mark_ready() and record_input() in the training thread; encoding() in the kernels thread;
     communicating(), and within it perhaps between_collectives(), in the collectives thread; decoding() in the kernels

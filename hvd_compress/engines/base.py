@@ -138,7 +138,7 @@ class Engine(ABC):
         no whole number.
         """
         assert not self._is_twin, (
-            "threads would make groups in different orders: a scheme that makes some says in_groups"
+            "threads would make groups in different orders: a collective that makes some says in_groups"
         )
         if not self.capabilities.splits:
             raise UnsupportedError(self._no_split())

@@ -1,4 +1,4 @@
-"""N ranks as threads of one process, over queues: for tests, and for running a scheme without a launcher."""
+"""N ranks as threads of one process, over queues: for tests, and for running a collective without a launcher."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives.phases import PhaseSpans
 from hvd_compress.engines import wire
 from hvd_compress.events.history import Event, Watcher
 from hvd_compress.request.decision import Decision
-from hvd_compress.schemes.phases import PhaseSpans
 
 FIRST, LONGEST = 4, 64
 """Steps of the first window, and of a window at most: each has twice as many as the one before."""

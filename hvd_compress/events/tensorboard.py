@@ -15,7 +15,7 @@ CHOSEN = {
     ("ratio", "ratio"): "chosen_ratio",
     ("ratio", "gain"): "expected_gain",
 }
-"""Tags of what is chosen and may not be sent: no compression may be faster, and another scheme sends another ratio."""
+"""Tags of what is chosen and may not be sent: no compression may be faster, another collective sends another ratio."""
 REASONED = ("choice", "ratio", "root", "network", "ccr")
 """The kinds of events whose reasons stand under Text."""
 FLUSH_S = 10

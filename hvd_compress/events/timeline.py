@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvd_compress.collectives.phases import PhaseSpans, Span
 from hvd_compress.events.history import Event
-from hvd_compress.schemes.phases import PhaseSpans, Span
 
 TRAINING = 0
 """The process of the thread that trains; those of buckets follow, in the order in which they are first seen."""

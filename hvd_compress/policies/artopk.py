@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Probe
 from hvd_compress.engines.launch import Launch
 from hvd_compress.policies.auto.arms import Named
 from hvd_compress.policies.auto.policy import AutoPolicy
 from hvd_compress.policies.roots import STAR, Roots
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
-from hvd_compress.schemes import Probe
 from hvd_compress.services.agreement import Agreed
 from hvd_compress.services.base import BucketMetrics
 
@@ -36,7 +36,7 @@ class ARTopkPolicy(AutoPolicy):
         self._roots = Roots((), self.world_size)
         first = super().setup(step, buckets, launch)
         if self._chooser is not None:
-            by_star = [number for number, each in enumerate(first) if each.path.scheme == STAR]
+            by_star = [number for number, each in enumerate(first) if each.path.collective == STAR]
             self._roots = Roots(by_star, self.world_size)
         return first
 

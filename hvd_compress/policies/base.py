@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part
+from hvd_compress.collectives import Probe
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.events.history import Event, History
 from hvd_compress.request.decision import Decision
-from hvd_compress.schemes import Probe
 from hvd_compress.services.base import Service
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Collective
 from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Capabilities, Engine
@@ -19,7 +20,6 @@ from hvd_compress.policies.open_paths import left_open, unforced
 from hvd_compress.policies.prices import Prices, measure
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request, compression_device
-from hvd_compress.schemes import Scheme
 
 MARGIN = 0.1
 """What measured curves must save, as a share, for another path than that of the arithmetic: they are noisy, and two
@@ -76,11 +76,15 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
     if layout.dtype == torch.float64:
         algorithm = algorithm if request.verb == "allreduce" else "auto"
         return _uncompressed(algorithm, "float64 gradients are not compressed")
-    if request.scheme != "auto":
-        selections = schemes.meanings(request.scheme)
-        if not any(path.scheme in selections for path in schemes.runnable(compressor, layout, can)):
-            raise UnsupportedError(_cannot(request.scheme, can))
-        if request.scheme == "allgather" and algorithm != "auto" and not all(r.fixed for r in compressor.wire(layout)):
+    if request.collective != "auto":
+        selections = collectives.meanings(request.collective)
+        if not any(path.collective in selections for path in collectives.runnable(compressor, layout, can)):
+            raise UnsupportedError(_cannot(request.collective, can))
+        if (
+            request.collective == "allgather"
+            and algorithm != "auto"
+            and not all(r.fixed for r in compressor.wire(layout))
+        ):
             raise ConfigError(
                 f"algorithm={algorithm!r} names an all-gather of equal lengths, and those of {compressor} differ: "
                 "leave it at 'auto'"
@@ -89,7 +93,7 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
         return Decision(compressor, Path(selections[0], algorithm), reason=reason)
     found = unforced(compressor, layout, can)
     if algorithm != "auto":
-        summed = [each.path.scheme for each in found if each.verb == "allreduce"]
+        summed = [each.path.collective for each in found if each.verb == "allreduce"]
         if not summed:
             raise ConfigError(
                 f"algorithm={algorithm!r} names an allreduce, and {_sent_dtype(compressor, layout)} travels by "
@@ -104,16 +108,16 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
         reason = "asked for" if sums else f"the engine cannot sum {_sent_dtype(compressor, layout)}"
         return Decision(compressor, found[0].path, reason=reason)
     if len(found) == 1:
-        return Decision(compressor, found[0].path, reason="no other scheme carries its payloads")
+        return Decision(compressor, found[0].path, reason="no other collective carries its payloads")
     path, reason = _of_several(compressor, found, layout, world_size, prices)
     return Decision(compressor, path, reason=reason)
 
 
 def _of_several(
-    compressor: Compressor, found: Sequence[Scheme], layout: Layout, world_size: int, prices: Prices | None
+    compressor: Compressor, found: Sequence[Collective], layout: Layout, world_size: int, prices: Prices | None
 ) -> tuple[Path, str]:
     """Return the path of those that are open, and why."""
-    counted = schemes.cheapest(found, layout, world_size).path
+    counted = collectives.cheapest(found, layout, world_size).path
     if world_size == 1:
         return counted, "one rank exchanges nothing"
     taken = {} if prices is None else prices.by_path(found, layout)
@@ -136,12 +140,12 @@ def _sent_dtype(compressor: Compressor, layout: Layout) -> torch.dtype | None:
     return compressor.wire(layout)[0].sum_dtype
 
 
-def _cannot(scheme: str, can: Capabilities) -> str:
-    """Say why a scheme that was asked for cannot be run, and what to do."""
-    obstacle = schemes.obstacle(scheme, can)
+def _cannot(collective: str, can: Capabilities) -> str:
+    """Say why a collective that was asked for cannot be run, and what to do."""
+    obstacle = collectives.obstacle(collective, can)
     if obstacle:
-        return f"collective {scheme!r} cannot be run: {obstacle}"
+        return f"collective {collective!r} cannot be run: {obstacle}"
     return (
-        f"collective {scheme!r} cannot be run over this engine, which has {', '.join(can.verbs)}: leave it at 'auto', "
-        "or say .by(engine='mpi') of the compression, in a job that mpirun has launched"
+        f"collective {collective!r} cannot be run over this engine, which has {', '.join(can.verbs)}: leave it at "
+        "'auto', or say .by(engine='mpi') of the compression, in a job that mpirun has launched"
     )

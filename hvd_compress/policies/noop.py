@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Collective
+from hvd_compress.collectives.noop import NoOp as NoOpCollective
 from hvd_compress.compressors import Cast
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.policies.base import DecisionPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request
-from hvd_compress.schemes import Scheme
-from hvd_compress.schemes.noop import NoOp as NoOpScheme
 from hvd_compress.settings import Settings
 
 log = logging.getLogger("hvd_compress")
@@ -31,8 +31,8 @@ class NoOp(PolicySettings):
 class Alone(Decision):
     """A bucket that each rank keeps to itself."""
 
-    def build(self) -> Scheme:
-        return NoOpScheme(self.compressor, self.path)
+    def build(self) -> Collective:
+        return NoOpCollective(self.compressor, self.path)
 
     @property
     def no_plan(self) -> str:
@@ -51,4 +51,4 @@ class NoOpPolicy(DecisionPolicy):
             )
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
-        return [Alone(Cast(), NoOpScheme.path, each.device_type, "nothing is exchanged") for each in buckets]
+        return [Alone(Cast(), NoOpCollective.path, each.device_type, "nothing is exchanged") for each in buckets]

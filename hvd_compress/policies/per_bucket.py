@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part
 from hvd_compress.engines.base import Engine
@@ -119,7 +119,11 @@ def _chosen(choose: Choose, layout: Layout) -> Request:
             f"choose() of Compression.per_bucket() has failed for {layout.called}: {type(error).__name__}: {error}"
         ) from error
     is_alike = isinstance(found, Request) and found.policy is None and found.feedback.keeps_all
-    if not is_alike or found.compressor.refuses_momentum(0.9, adapts=True) or len(schemes.meanings(found.scheme)) > 1:
+    if (
+        not is_alike
+        or found.compressor.refuses_momentum(0.9, adapts=True)
+        or len(collectives.meanings(found.collective)) > 1
+    ):
         raise ConfigError(
             f"choose() of Compression.per_bucket() returns {found!r} for {layout.called}: it must be a compression of "
             "gradients, without a momentum, whose every step is alike, such as Compression.int4() or dense()"

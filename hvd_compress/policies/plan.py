@@ -12,7 +12,7 @@ from pathlib import Path as FilePath
 
 import torch
 
-from hvd_compress import schema, schemes
+from hvd_compress import collectives, schema
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Part
 from hvd_compress.compressors import Cast, Compressor
@@ -94,7 +94,7 @@ class PlannedPolicy(DecisionPolicy):
             )
         if self.measuring_s is not None:
             treated = [(self._plan.treatment(layout.names[0]), layout) for layout in parameters]
-            asked = ((treatment.request(), layout) for treatment, layout in treated if treatment.scheme == "auto")
+            asked = ((treatment.request(), layout) for treatment, layout in treated if treatment.collective == "auto")
             self._prices = measure(engine, left_open(asked, self.capabilities), self.measuring_s)
 
     def _obstacle(self, layout: Layout) -> str:
@@ -102,14 +102,14 @@ class PlannedPolicy(DecisionPolicy):
         treatment = self._plan.treatment(layout.names[0])
         try:
             decision = self._decide(treatment, layout)
-            if layout.sparse or schemes.runs(decision.compressor, decision.path, layout, self.capabilities):
+            if layout.sparse or collectives.runs(decision.compressor, decision.path, layout, self.capabilities):
                 return ""
         except ConfigError as error:
             return f"{layout.called}: {error}"
-        obstacle = schemes.obstacle(decision.scheme, self.capabilities)
+        obstacle = collectives.obstacle(decision.collective, self.capabilities)
         if obstacle:
             return f"{layout.called}: {decision.path} cannot be run: {obstacle}"
-        names = ", ".join(map(str, schemes.runnable(decision.compressor, layout, self.capabilities)))
+        names = ", ".join(map(str, collectives.runnable(decision.compressor, layout, self.capabilities)))
         return f"{layout.called}: {decision.path} cannot carry it over this engine, which offers {names}"
 
     def parts(self, names: Sequence[str]) -> Sequence[Part]:
@@ -153,9 +153,9 @@ class PlannedPolicy(DecisionPolicy):
 
     def _decide(self, treatment: Treatment, layout: Layout) -> Decision:
         request = treatment.request()
-        lossy = treatment.built().compresses or schemes.in_fp32(treatment.scheme)
+        lossy = treatment.built().compresses or collectives.in_fp32(treatment.collective)
         kept = layout.dtype == torch.float64 and lossy  # it travels dense
-        if treatment.scheme == "auto" or kept:
+        if treatment.collective == "auto" or kept:
             decided = decide(request, layout, self.world_size, self.capabilities, self._prices)
             return dataclasses.replace(decided, reason=f"planned: {decided.reason}")
         device = compression_device(request, layout.device_type)

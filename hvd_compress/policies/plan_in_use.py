@@ -33,7 +33,7 @@ def plan_in_use(buckets: Mapping[tuple[str, ...], Decision], layouts: Sequence[L
         BucketEntry(
             parameters=layout.names,
             compressor=settings_of(decision.compressor),
-            scheme=decision.path.scheme,
+            collective=decision.path.collective,
             algorithm=decision.path.algorithm,
             broadcast=decision.path.broadcast,
             device=decision.device,

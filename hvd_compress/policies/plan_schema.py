@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AliasChoices, Field, field_validator, model_validator
 
-from hvd_compress import schema, schemes
+from hvd_compress import collectives, schema
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Compressor
 from hvd_compress.cost.paths import Path
@@ -27,13 +27,14 @@ class Treatment(schema.Strict):
 
     Attributes:
         compressor: its `name` in COMPRESSORS, and its settings.
-        scheme, algorithm: as a path has them; "auto" is what the request of that compressor alone would take.
+        collective, algorithm: as a path has them; "auto" is what the request of that compressor alone would take.
+            Earlier versions wrote `scheme`.
         broadcast: of AR-Topk's indices.
         device: what compresses: "auto", "cpu" or "cuda".
     """
 
     compressor: dict[str, Any] = Field(default_factory=lambda: {"name": "cast"})
-    scheme: str = "auto"
+    collective: str = Field(default="auto", validation_alias=AliasChoices("collective", "scheme"))
     algorithm: str = "auto"
     broadcast: str = "auto"
     device: str = "auto"
@@ -47,28 +48,28 @@ class Treatment(schema.Strict):
     @model_validator(mode="after")
     def _go_together(self) -> Treatment:
         compressor = self.built()
-        names = [name for name in schemes.names_for(compressor) if len(schemes.meanings(name)) == 1]
-        if self.scheme not in ("auto", *names) and not schemes.is_of_guest(self.scheme):
-            raise ValueError(f"scheme {self.scheme!r} cannot carry {compressor}; auto, {', '.join(names)} can")
-        if self.scheme == "auto" and self.broadcast != "auto":
-            raise ValueError(f"broadcast {self.broadcast!r} needs a scheme that broadcasts: name it")
+        names = [name for name in collectives.names_for(compressor) if len(collectives.meanings(name)) == 1]
+        if self.collective not in ("auto", *names) and not collectives.is_of_guest(self.collective):
+            raise ValueError(f"collective {self.collective!r} cannot carry {compressor}; auto, {', '.join(names)} can")
+        if self.collective == "auto" and self.broadcast != "auto":
+            raise ValueError(f"broadcast {self.broadcast!r} needs a collective that broadcasts: name it")
         self.request()
-        if self.scheme != "auto":
-            schemes.build(compressor, self.path)
+        if self.collective != "auto":
+            collectives.build(compressor, self.path)
         return self
 
     @property
     def path(self) -> Path:
-        """Its path; its scheme may be "auto"."""
-        return Path(self.scheme, self.algorithm, self.broadcast)
+        """Its path; its collective may be "auto"."""
+        return Path(self.collective, self.algorithm, self.broadcast)
 
     def built(self) -> Compressor:
         """Return the compressor."""
         return compressor_of(self.compressor)
 
     def request(self) -> Request:
-        """Return what is asked for where the scheme is open."""
-        algorithm = self.algorithm if self.scheme == "auto" else "auto"
+        """Return what is asked for where the collective is open."""
+        algorithm = self.algorithm if self.collective == "auto" else "auto"
         return Request(self.built(), algorithm=algorithm, device=self.device)
 
     def describe(self) -> str:
@@ -80,7 +81,7 @@ class BucketEntry(Treatment):
     """Parameters that are one bucket, in this order.
 
     Attributes:
-        option: of the planner's tree, which `scheme` carries out; for `hvd-compress plan compare`.
+        option: of the planner's tree, which `collective` carries out; for `hvd-compress plan compare`.
         reason: of the choice, for people.
     """
 

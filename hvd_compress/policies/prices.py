@@ -1,4 +1,4 @@
-"""What collectives take in this job, to price the paths that a fixed request leaves open."""
+"""What calls take in this job, to price the paths that a fixed request leaves open."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Collective
 from hvd_compress.compressors.base import MESSAGE_BYTES
 from hvd_compress.cost.curves import Curves, Key
 from hvd_compress.cost.paths import Path
 from hvd_compress.cost.predict import predict
 from hvd_compress.cost.store import obtain
 from hvd_compress.engines.base import Engine
-from hvd_compress.schemes import Scheme
 
-Open = tuple[Collection[Sequence[Scheme]], Layout]
-"""By what a bucket, or a parameter, may travel: options, each with the schemes that carry it out."""
+Open = tuple[Collection[Sequence[Collective]], Layout]
+"""By what a bucket, or a parameter, may travel: options, each with the collectives that carry it out."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Prices:
     curves: Curves
     source: str
 
-    def by_path(self, found: Iterable[Scheme], layout: Layout) -> dict[Path, float]:
-        """Return what the collectives of a bucket take; without schemes of which one was not measured."""
+    def by_path(self, found: Iterable[Collective], layout: Layout) -> dict[Path, float]:
+        """Return what the calls of a bucket take; without collectives of which one was not measured."""
         taken = {}
-        for scheme in found:
-            stages = scheme.stages(layout, self.curves.world_size)
+        for collective in found:
+            stages = collective.stages(layout, self.curves.world_size)
             if all((stage.verb, stage.algorithm) in self.curves.by_key for stage in stages):
-                taken[scheme.path] = predict(scheme.path, stages, self.curves).seconds
+                taken[collective.path] = predict(collective.path, stages, self.curves).seconds
         return taken
 
 
@@ -43,21 +43,21 @@ class ByBytes:
 
     world_size: int
 
-    def by_path(self, found: Iterable[Scheme], layout: Layout) -> dict[Path, float]:
-        return {each.path: schemes.chain_bytes(each, layout, self.world_size, MESSAGE_BYTES) for each in found}
+    def by_path(self, found: Iterable[Collective], layout: Layout) -> dict[Path, float]:
+        return {each.path: collectives.chain_bytes(each, layout, self.world_size, MESSAGE_BYTES) for each in found}
 
 
 def cheapest(
-    found: Iterable[Scheme], layout: Layout, prices: Prices | ByBytes, kernels_s: Mapping[Path, float] | None = None
-) -> tuple[float, Scheme]:
-    """Return the scheme that costs the least, the first among equals, and before it what its collectives cost.
+    found: Iterable[Collective], layout: Layout, prices: Prices | ByBytes, kernels_s: Mapping[Path, float] | None = None
+) -> tuple[float, Collective]:
+    """Return the collective that costs the least, the first among equals, and before it what its calls cost.
 
     What was not measured is no way to take.
 
     Args:
         kernels_s: what compression adds to that, by path; by default nothing.
     """
-    by_path = {scheme.path: scheme for scheme in found}
+    by_path = {collective.path: collective for collective in found}
     costs = prices.by_path(by_path.values(), layout)
     kernels = kernels_s or {}
     path = min(by_path, key=lambda path: kernels.get(path, 0.0) + costs.get(path, math.inf))
@@ -67,7 +67,7 @@ def cheapest(
 def measure(engine: Engine, spaces: Iterable[Open], budget_s: float) -> Prices | None:
     """Return prices of what is open; None where nothing is. Collective, the same on all ranks.
 
-    Of an option those of its schemes are measured that some network makes the fastest.
+    Of an option those of its collectives are measured that some network makes the fastest.
     """
     keys = _keys(spaces, engine.world_size)
     if not keys:
@@ -78,10 +78,10 @@ def measure(engine: Engine, spaces: Iterable[Open], budget_s: float) -> Prices |
 
 
 def _keys(spaces: Iterable[Open], world_size: int) -> list[Key]:
-    """Return the collectives to compare, each once, in an order that is the same on all ranks."""
+    """Return the calls to compare, each once, in an order that is the same on all ranks."""
     keys: dict[Key, None] = {}
     for options, layout in spaces:
-        left = [each for own in options for each in schemes.undominated(own, layout, world_size) or own[:1]]
-        stages = [stage for scheme in left for stage in scheme.stages(layout, world_size)]
+        left = [each for own in options for each in collectives.undominated(own, layout, world_size) or own[:1]]
+        stages = [stage for collective in left for stage in collective.stages(layout, world_size)]
         keys |= dict.fromkeys((stage.verb, stage.algorithm) for stage in stages if len(left) > 1)
     return list(keys)

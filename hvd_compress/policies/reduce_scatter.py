@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives.reduce_scatter import NAME
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.launch import Launch
 from hvd_compress.policies.base import DecisionPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request, compression_device
-from hvd_compress.schemes.reduce_scatter import NAME
 from hvd_compress.settings import Settings
 
 
 @dataclass(frozen=True)
 class ReduceScattered(PolicySettings):
-    """Of a request whose compressor the scheme carries."""
+    """Of a request whose compressor the collective carries."""
 
     def make(self, request: Request, settings: Settings) -> DecisionPolicy:
         return ReduceScatterPolicy(request)

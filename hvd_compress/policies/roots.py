@@ -133,11 +133,11 @@ class Roots:
     def path(self, number: int, path: Path) -> Path:
         """Return the path with the root that is used, where AR-Topk carries the bucket."""
         chooser = self._choosers.get(number)
-        return path if chooser is None or path.scheme != STAR else replace(path, scheme=chooser.used)
+        return path if chooser is None or path.collective != STAR else replace(path, collective=chooser.used)
 
     def reason(self, number: int, path: Path) -> str:
         """Return why, in words; nothing before the first comparison, or where AR-Topk does not carry the bucket."""
-        return self._choosers[number].reason if number in self._choosers and path.scheme in (STAR, VAR) else ""
+        return self._choosers[number].reason if number in self._choosers and path.collective in (STAR, VAR) else ""
 
     def see(self, metrics: Sequence[BucketMetrics]) -> None:
         """A step is over; before take()."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.policies.artopk import ARTopkPolicy
 from hvd_compress.policies.auto.arms import Named, leaves_open
 from hvd_compress.policies.auto.policy import AutoPolicy
@@ -19,7 +19,7 @@ class AsAsked(PolicySettings):
     """What a request names stays; the path that it leaves open is chosen by real steps."""
 
     def make(self, request: Request, settings: Settings) -> DecisionPolicy:
-        if len(schemes.meanings(request.scheme)) > 1:  # whose indices AR-Topk uses is a matter of gain
+        if len(collectives.meanings(request.collective)) > 1:  # whose indices AR-Topk uses is a matter of gain
             return ARTopkPolicy(request)
         return AutoPolicy(request, Named(request)) if leaves_open(request) else FixedPolicy(request)
 

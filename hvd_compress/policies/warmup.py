@@ -47,7 +47,7 @@ class WarmupPolicy(FixedPolicy):
         super().__init__(request)
         self._steps = warmup.steps
         back = request.feedback if warmup.compressor.error_feedback else ALL_BACK
-        asked = replace(request, scheme="auto", algorithm="auto", policy=None, feedback=back)
+        asked = replace(request, collective="auto", algorithm="auto", policy=None, feedback=back)
         first = replace(asked, compressor=warmup.compressor)
         self._first = FixedPolicy(first)
         self._decisions: dict[bool, Sequence[Decision]] = {}  # those of the warm-up are under True

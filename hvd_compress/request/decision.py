@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvd_compress import schemes
+from hvd_compress import collectives
+from hvd_compress.collectives import Collective
 from hvd_compress.compressors import Compressor
 from hvd_compress.cost.paths import Path
-from hvd_compress.schemes import Scheme
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Decision:
 
     Attributes:
         compressor: which values are sent.
-        path: by which scheme and algorithms.
+        path: by which collective and algorithms.
         device: where compression runs: "cpu" or "cuda".
         reason: why it was chosen, in words.
         is_trial: whether the bucket only tries to travel so: the choice is not made yet, or about to be made anew.
@@ -35,22 +35,22 @@ class Decision:
         return self.compressor.sent_ratio
 
     @property
-    def scheme(self) -> str:
-        """The name of the path's scheme."""
-        return self.path.scheme
+    def collective(self) -> str:
+        """The name of the path's collective."""
+        return self.path.collective
 
     @property
     def algorithm(self) -> str:
-        """Of the scheme's main collective."""
+        """Of the collective's main call."""
         return self.path.algorithm
 
     def facts(self) -> dict[str, Any]:
         """Return what a viewer of a timeline wants to know."""
         return {"candidate": str(self.path), "ratio": self.ratio, "device": self.device}
 
-    def build(self) -> Scheme:
-        """Return the scheme that carries the decision out. Raises ConfigError where it cannot carry the compressor."""
-        return schemes.build(self.compressor, self.path)
+    def build(self) -> Collective:
+        """Return the collective that carries it out. Raises ConfigError where it cannot carry the compressor."""
+        return collectives.build(self.compressor, self.path)
 
     @property
     def no_plan(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.checks import check_choice
 from hvd_compress.compressors import Compressor
 from hvd_compress.engines.base import ENGINES
@@ -60,7 +60,7 @@ class Request:
 
     Attributes:
         compressor: which values are sent.
-        scheme, algorithm, engine, device: what by() was told; the scheme is its `collective`.
+        collective, algorithm, engine, device: what by() was given.
         policy: what decides in the place of the request itself.
         feedback: how much of a residual comes back, from step to step.
 
@@ -68,7 +68,7 @@ class Request:
     """
 
     compressor: Compressor
-    scheme: str = "auto"
+    collective: str = "auto"
     algorithm: str = "auto"
     engine: str = "auto"
     device: str = "auto"
@@ -76,14 +76,14 @@ class Request:
     feedback: FeedbackSchedule = ALL_BACK
 
     def __post_init__(self) -> None:
-        known = ("auto", *schemes.requests_for(self.compressor))
-        if isinstance(self.scheme, str) and self.scheme not in known:
-            schemes.is_of_guest(self.scheme)  # where that guest is not here, it says so
-        check_choice("collective", self.scheme, known, " here")
+        known = ("auto", *collectives.requests_for(self.compressor))
+        if isinstance(self.collective, str) and self.collective not in known:
+            collectives.is_of_guest(self.collective)  # where that guest is not here, it says so
+        check_choice("collective", self.collective, known, " here")
         check_choice("algorithm", self.algorithm, ("auto", *KNOWN.get(self.verb or "", ())), " here")
         check_choice("engine", self.engine, ENGINES, " here")
         check_choice("device", self.device, DEVICES, " here")
-        if self.algorithm != "auto" and self.scheme == "auto" and not schemes.sums(self.compressor):
+        if self.algorithm != "auto" and self.collective == "auto" and not collectives.sums(self.compressor):
             raise ConfigError(
                 f"algorithm={self.algorithm!r} names an allreduce, and what cannot be summed travels by all-gather: "
                 "leave it at 'auto'"
@@ -135,16 +135,15 @@ class Request:
             ConfigError: a value is unknown, or does not go with the compression or with another value.
         """
         given = dict(zip(WORDS, (collective, algorithm, engine, device), strict=True))
-        said = {word: value for word, value in given.items() if value is not None}
+        said: dict[str, Any] = {word: value for word, value in given.items() if value is not None}
         takes = WORDS if self.policy is None else self.policy.takes
         for word, value in said.items():
-            if word not in takes and value != getattr(self, _field(word)):
+            if word not in takes and value != getattr(self, word):
                 raise ConfigError(
                     f"{word}={value!r} is not for {type(self.policy).__name__}, which decides that for each bucket, or "
                     f"passes on what it was given: by() takes {' and '.join(takes)} here"
                 )
-        fields: dict[str, Any] = {_field(word): value for word, value in said.items()}
-        return replace(self, **fields)
+        return replace(self, **said)
 
     def with_feedback(self, initial: float = 0.5, growth: float = 0.1, every: int = 50) -> Request:
         """Return the same request with a coefficient of error feedback that grows with the steps, up to 1.
@@ -189,7 +188,7 @@ class Request:
     @property
     def verb(self) -> str | None:
         """The collective of which `algorithm` is one."""
-        return "allreduce" if self.scheme == "auto" else schemes.verb_of(self.scheme)
+        return "allreduce" if self.collective == "auto" else collectives.verb_of(self.collective)
 
 
 def compression_device(request: Request, gradients_on: str) -> str:
@@ -220,8 +219,3 @@ def check_devices(parameters: Mapping[str, torch.Tensor], request: Request) -> N
             device = compression_device(request, parameter.device.type)
             if device == "cuda" and (request.compressor.compresses or request.policy is not None):
                 cuda_kernels(parameter.device)
-
-
-def _field(word: str) -> str:
-    """Return what a word of by() is called in a request."""
-    return "scheme" if word == "collective" else word

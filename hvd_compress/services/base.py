@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives.phases import PhaseSpans
+from hvd_compress.collectives.probe import ProbeReport
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
 from hvd_compress.feedback.states import BucketState
-from hvd_compress.schemes.phases import PhaseSpans
-from hvd_compress.schemes.probe import ProbeReport
 
 
 @dataclass(frozen=True)

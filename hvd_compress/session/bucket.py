@@ -1,4 +1,4 @@
-"""A bucket's exchange from step to step: its decision, the scheme that carries it out, and what is remembered."""
+"""A bucket's exchange from step to step: its decision, the collective that carries it out, and what is remembered."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Collective, Exchange, Observed, Probe, ProbeReport, Work
 from hvd_compress.devices import Lane
 from hvd_compress.feedback.states import RESULT_SUM, BucketState, Key, States
 from hvd_compress.request.decision import Decision
-from hvd_compress.schemes import Exchange, Observed, Probe, ProbeReport, Scheme, Work
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class SessionBucket:
     report: ProbeReport = ProbeReport()
 
     def __post_init__(self) -> None:
-        self.scheme: Scheme = self.decision.build()
+        self.collective: Collective = self.decision.build()
         self.state: BucketState
         self.flat: torch.Tensor | None = None
         self._workspace: torch.Tensor | None = None
@@ -51,14 +51,14 @@ class SessionBucket:
         assert decision.device == self.decision.device, "a bucket's lane leads to one device"
         if decision != self.decision:
             self._sent = self._cleared = False
-            self.scheme = decision.build()
+            self.collective = decision.build()
             own = self._resized(self._own())
             if not self._has_state(own):
                 self._bind(own)
         self.decision = decision
 
     def _own(self) -> Mapping[Key, torch.Tensor]:
-        own = self.scheme.compressor.new_state(self.layout, self.lane.device)
+        own = self.collective.compressor.new_state(self.layout, self.lane.device)
         if not self.allocates_sum or self.layout.sparse or self.layout.dtype == torch.float64:
             return own
         segments = zip(self.layout.names, self.layout.segments, strict=True)
@@ -68,7 +68,7 @@ class SessionBucket:
         """Return what a compressor keeps, with what goes on of what another level of it has kept in another size."""
         kept = self.state.current
         others = [key for key in own if key in kept and kept[key].shape != own[key].shape]
-        resized = {key: self.scheme.compressor.resized(kept[key], own[key]) for key in others}
+        resized = {key: self.collective.compressor.resized(kept[key], own[key]) for key in others}
         going_on = {key: tensor for key, tensor in resized.items() if tensor is not own[key]}
         if going_on:
             self.states.forget_own(self.layout.names, kept.keys() - going_on.keys())
@@ -87,11 +87,11 @@ class SessionBucket:
     def _has_state(self, own: Mapping[Key, torch.Tensor]) -> bool:
         kept = self.state.current
         fits = all(key in kept and kept[key].shape == tensor.shape for key, tensor in own.items())
-        return fits and (self.state.residual is not None or not self.scheme.error_feedback)
+        return fits and (self.state.residual is not None or not self.collective.error_feedback)
 
     def _bind(self, own: Mapping[Key, torch.Tensor]) -> None:
         before = getattr(self, "state", BucketState())
-        feedback = self.scheme.error_feedback or self._may_claim()
+        feedback = self.collective.error_feedback or self._may_claim()
         self.state = self.states.bind(self.layout, self.lane.device, feedback, {**before.current, **own})
         self.flat = None
 
@@ -108,11 +108,11 @@ class SessionBucket:
         if self._cleared or not self._sent:
             return
         self._cleared, own = True, self._own()
-        residual = self.state.residual is not None and not self.scheme.error_feedback
+        residual = self.state.residual is not None and not self.collective.error_feedback
         if residual:
             self.states.forget(self.layout.names)
         if self.states.forget_own(self.layout.names, own) or residual:
-            self.state = self.states.bind(self.layout, self.lane.device, self.scheme.error_feedback, own)
+            self.state = self.states.bind(self.layout, self.lane.device, self.collective.error_feedback, own)
             self.flat = None
 
     def claim(self) -> None:
@@ -124,7 +124,7 @@ class SessionBucket:
     @property
     def alike(self) -> tuple[str, ...]:
         """Kinds of what is remembered that are to be the same on all ranks."""
-        return (*self.scheme.compressor.alike, *((RESULT_SUM,) if self.allocates_sum and self.shares_sum else ()))
+        return (*self.collective.compressor.alike, *((RESULT_SUM,) if self.allocates_sum and self.shares_sum else ()))
 
     def share(self, broadcast: Callable[[torch.Tensor], None]) -> None:
         """Take over from another rank what is to be the same on all ranks: `broadcast` puts it in a tensor's place.
@@ -180,11 +180,11 @@ class SessionBucket:
             probe=self.probe,
             hosts=hosts,
         )
-        exchange = self.scheme.exchange(work, rank, world_size)
-        if not self.scheme.keeps_gradient:  # the exchange alone holds it, as long as it needs it
+        exchange = self.collective.exchange(work, rank, world_size)
+        if not self.collective.keeps_gradient:  # the exchange alone holds it, as long as it needs it
             self.release_gradient()
         looks = not self.layout.sparse and (self.probe.ks is not None or self.probe.norm)
-        return Observed(exchange, work, self.scheme.error_feedback) if looks else exchange
+        return Observed(exchange, work, self.collective.error_feedback) if looks else exchange
 
     def release_gradient(self) -> None:
         """Hold the bucket's memory no more."""

@@ -127,7 +127,7 @@ class Buckets:
 
     def _take_unshared(self) -> list[SessionBucket]:
         """Return those whose ranks are to begin with the same: once for a bucket's compressor."""
-        found = [(each, (repr(each.scheme.compressor), each.layout.names)) for each in self.every]
+        found = [(each, (repr(each.collective.compressor), each.layout.names)) for each in self.every]
         buckets = [each for each, key in found if each.alike and key not in self._shared]
         if buckets:
             self._shared |= {key for _, key in found}

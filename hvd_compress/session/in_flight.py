@@ -9,11 +9,11 @@ from functools import partial
 
 import torch
 
+from hvd_compress.collectives.base import Exchange
+from hvd_compress.collectives.phases import PhaseSpans, Span
 from hvd_compress.devices.lane import Lane
 from hvd_compress.engines.base import Call, Engine
 from hvd_compress.errors import located
-from hvd_compress.schemes.base import Exchange
-from hvd_compress.schemes.phases import PhaseSpans, Span
 from hvd_compress.session.report import Exchanged, Outcome
 from hvd_compress.session.worker import Worker
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 import torch
 
 from hvd_compress.buckets.plan import Slot
+from hvd_compress.collectives.phases import PhaseSpans
 from hvd_compress.compressors import Cast
 from hvd_compress.engines.base import Engine
 from hvd_compress.events.history import Watcher
@@ -19,7 +20,6 @@ from hvd_compress.events.tensorboard import TensorBoard
 from hvd_compress.events.timeline import Timeline, TraceRecord
 from hvd_compress.policies import DecisionPolicy
 from hvd_compress.request.request import Request
-from hvd_compress.schemes.phases import PhaseSpans
 from hvd_compress.services.base import StepMoments
 from hvd_compress.session import notices
 from hvd_compress.session.bucket import SessionBucket

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from hvd_compress.collectives.base import Exchange
 from hvd_compress.devices.lane import HOST, Lane
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, located
-from hvd_compress.schemes.base import Exchange
 from hvd_compress.session.failure import Failure
 from hvd_compress.session.in_flight import InFlight, Track, exchanged
 from hvd_compress.session.report import Exchanged

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hvd_compress.schemes.phases import PhaseSpans
-from hvd_compress.schemes.probe import ProbeReport
+from hvd_compress.collectives.phases import PhaseSpans
+from hvd_compress.collectives.probe import ProbeReport
 
 
 @dataclass(frozen=True)

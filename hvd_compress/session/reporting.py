@@ -117,5 +117,5 @@ class Reporting:
 
 def _dense_bytes(buckets: Sequence[SessionBucket], world_size: int) -> int:
     """Return what uncompressed exchanges of all gradients that are not sparse would send."""
-    found = [(each.scheme.replaces, each.layout.nbytes) for each in buckets if not each.layout.sparse]
+    found = [(each.collective.replaces, each.layout.nbytes) for each in buckets if not each.layout.sparse]
     return sum(getattr(wire, verb)(nbytes, world_size) for verb, nbytes in found)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Probe
 from hvd_compress.compressors import Cast
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
@@ -14,7 +15,6 @@ from hvd_compress.engines.launch import Launch
 from hvd_compress.feedback.states import BucketState
 from hvd_compress.policies import DecisionPolicy
 from hvd_compress.request.decision import Decision
-from hvd_compress.schemes import Probe
 from hvd_compress.session.buckets import Buckets
 from hvd_compress.session.reporting import Reporting
 from hvd_compress.session.step import Step
@@ -74,7 +74,7 @@ class Steering:
     @property
     def results(self) -> list[tuple[Layout, torch.Tensor]] | None:
         """The results of the step that is over, of buckets that lie in memory; None where ranks' are not the same."""
-        if not all(bucket.scheme.averages for bucket in self._buckets.every):
+        if not all(bucket.collective.averages for bucket in self._buckets.every):
             return None
         return [(bucket.layout, bucket.flat) for bucket in self._step.buckets if bucket.flat is not None]
 
@@ -123,7 +123,7 @@ class Steering:
     def settle(self, step: int) -> list[tuple[Layout, Decision]]:
         """Let buckets travel as the policy says from the next step on. Return how they have travelled in this one."""
         buckets = self._step.buckets
-        held = [name for bucket in buckets for name in bucket.scheme.unsent(bucket.layout)]
+        held = [name for bucket in buckets for name in bucket.collective.unsent(bucket.layout)]
         # A step without any gradient is an error of torch's GradScaler: one parameter keeps its zeros.
         names = sum(len(bucket.layout.names) for bucket in self._buckets.every)
         self.unsent = frozenset(held[1:] if len(held) == names else held)

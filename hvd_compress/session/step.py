@@ -86,7 +86,7 @@ class Step:
         hosts, coefficient = engine.capabilities.hosts, self._feedback.coefficient(step)
         exchange = bucket.start(gradient, step, scale, engine.rank, engine.world_size, hosts, coefficient)
         label = f"step {step}, bucket {number} ({bucket.layout.called})"
-        self._pipeline.submit(place, exchange, label, bucket.lane, bucket.scheme.in_groups)
+        self._pipeline.submit(place, exchange, label, bucket.lane, bucket.collective.in_groups)
 
     def moments(self, waited_from_s: float, held_back: bool) -> StepMoments:
         """Return when this rank was where in it, now that its exchanges are over.

@@ -26,7 +26,7 @@ def test_jobs_find_what_they_look_for(tmp_path: Path) -> None:
     assert list(found["ddp"]["figures"]) == ["plain", "fp16 hook", *ddp.COMPRESSIONS]
     by_owners = found["ddp"]["compared"][f"int4 by {ddp.OWNERS}"]["device"]
     assert by_owners["device"] == ["cpu"]
-    assert ddp.OWNERS in by_owners["scheme"][0]
+    assert ddp.OWNERS in by_owners["collective"][0]
     first, last = found["embedding"]["first and last loss"]
     assert last < first
 

@@ -1,8 +1,8 @@
-"""The cases of the conformance suite: legal combinations of a compressor, a scheme and a number of ranks.
+"""The cases of the conformance suite: legal combinations of a compressor, a collective and a number of ranks.
 
 `make test` runs a covering of all pairs of one compressor a class and few numbers of ranks, `make test-all` a covering
 of all pairs, `make conformance` (pytest --whole-product) the product. All follow from the compressors of
-tests/harness.py and from what schemes say that they carry.
+tests/harness.py and from what collectives say that they carry.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Compressor
 from hvd_compress.engines.base import Capabilities
@@ -31,10 +31,10 @@ TABLE = COMPRESSORS
 
 @dataclass(frozen=True)
 class Case:
-    """A compressor of the table, a scheme or an option that carries it, and how many ranks there are."""
+    """A compressor of the table, a collective or an option that carries it, and how many ranks there are."""
 
     name: str
-    scheme: str
+    collective: str
     size: int
 
     @property
@@ -43,8 +43,8 @@ class Case:
 
     @property
     def request(self) -> Request:
-        by_request = self.scheme in asked_for(self.compressor)
-        return (Request if by_request else planned)(self.compressor, self.scheme)
+        by_request = self.collective in asked_for(self.compressor)
+        return (Request if by_request else planned)(self.compressor, self.collective)
 
     @property
     def hosts(self) -> tuple[int, ...]:
@@ -57,11 +57,11 @@ class Case:
         return list(TABLE).index(self.name) + self.size
 
     def __str__(self) -> str:
-        return f"{self.name}-{self.scheme}-{self.size}"
+        return f"{self.name}-{self.collective}-{self.size}"
 
 
 OPTIONS = tuple(Case(*values) for values in brought("CASES"))
-"""Schemes of guests, which only a plan names."""
+"""Collectives of guests, which only a plan names."""
 
 
 def in_pairs(size: int) -> tuple[int, ...]:
@@ -70,25 +70,25 @@ def in_pairs(size: int) -> tuple[int, ...]:
 
 
 @cache
-def is_legal(name: str, scheme: str, size: int) -> bool:
+def is_legal(name: str, collective: str, size: int) -> bool:
     """Whether a request may say so, and the in-process engine can do it with so many ranks."""
-    if scheme not in asked_for(TABLE[name]):
+    if collective not in asked_for(TABLE[name]):
         return False
     can = replace(InProcessWorld(size).engine(0).capabilities, hosts=in_pairs(size))
-    return scheme == "auto" or not set(schemes.meanings(scheme)).isdisjoint(runnable(TABLE[name], can))
+    return collective == "auto" or not set(collectives.meanings(collective)).isdisjoint(runnable(TABLE[name], can))
 
 
 def runnable(compressor: Compressor, can: Capabilities) -> set[str]:
-    """Return the schemes by which an engine can carry a compressor, whether or not one of them is ever chosen."""
+    """Return the collectives by which an engine can carry a compressor, whether or not one of them is ever chosen."""
     layout = Layout(tuple(SHAPES), tuple(SHAPES.values()))
-    return {path.scheme for path in schemes.runnable(compressor, layout, can)}
+    return {path.collective for path in collectives.runnable(compressor, layout, can)}
 
 
 @cache
 def cases(whole: bool = False) -> list[Case]:
     """Return all legal combinations, or a covering of their pairs that holds first_cases(); and OPTIONS."""
-    legal = combinations(True, is_legal, tuple(TABLE), scheme_names(TABLE), SIZES)
-    first = [(case.name, case.scheme, case.size) for case in first_cases()]
+    legal = combinations(True, is_legal, tuple(TABLE), collective_names(TABLE), SIZES)
+    first = [(case.name, case.collective, case.size) for case in first_cases()]
     found = legal if whole else completed(first, legal)
     everything = {*(Case(*values) for values in found), *OPTIONS}
     return sorted(everything, key=lambda case: (list(TABLE).index(case.name), str(case)))
@@ -96,14 +96,14 @@ def cases(whole: bool = False) -> list[Case]:
 
 @cache
 def first_cases() -> frozenset[Case]:
-    """Return the cases of the first level: a covering of the pairs of FIRST_NAMES, schemes and FIRST_SIZES."""
-    found = combinations(False, is_legal, FIRST_NAMES, scheme_names(FIRST_NAMES), FIRST_SIZES)
+    """Return the cases of the first level: a covering of the pairs of FIRST_NAMES, collectives and FIRST_SIZES."""
+    found = combinations(False, is_legal, FIRST_NAMES, collective_names(FIRST_NAMES), FIRST_SIZES)
     return frozenset(Case(*values) for values in found)
 
 
-def scheme_names(names: Iterable[str]) -> list[str]:
-    """Return all schemes that requests of some compressors may name."""
-    return sorted({scheme for name in names for scheme in asked_for(TABLE[name])})
+def collective_names(names: Iterable[str]) -> list[str]:
+    """Return all collectives that requests of some compressors may name."""
+    return sorted({collective for name in names for collective in asked_for(TABLE[name])})
 
 
 def is_first(params: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Compressors alone: some ranks take their rounds in turn, in one thread, without a scheme or an engine."""
+"""Compressors alone: some ranks take their rounds in turn, in one thread, without a collective or an engine."""
 
 from __future__ import annotations
 

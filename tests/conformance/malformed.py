@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Work
 from hvd_compress.compressors import Input, Requantizer
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
@@ -25,7 +26,6 @@ from hvd_compress.errors import CommunicationError, PayloadError
 from hvd_compress.feedback.residual import Residual
 from hvd_compress.feedback.states import BucketState
 from hvd_compress.payload import Payload
-from hvd_compress.schemes import Work
 from tests.brought import brought
 from tests.conformance.cases import TABLE, runnable
 from tests.conformance.lockstep import CPU, copied
@@ -34,18 +34,18 @@ from tests.harness import asked_for
 LAYOUT = Layout.of((7, 13), 7, 1, 0, (9, 20))
 SIZE = 2
 SUMMED = ("allreduce", "alltoall", "dense")
-"""Schemes whose values travel as they are: there is nothing to decode."""
+"""Collectives whose values travel as they are: there is nothing to decode."""
 
 UNSPLIT = replace(InProcessWorld(SIZE).engine(0).capabilities, splits=False)
-"""Of the engine here: schemes over groups of ranks decode by those over all of them."""
+"""Of the engine here: collectives over groups of ranks decode by those over all of them."""
 
 DECODERS = [
-    (name, scheme)
+    (name, collective)
     for name, compressor in TABLE.items()
-    for scheme in asked_for(compressor)
-    if scheme not in SUMMED and scheme in runnable(compressor, UNSPLIT)
+    for collective in asked_for(compressor)
+    if collective not in SUMMED and collective in runnable(compressor, UNSPLIT)
 ]
-"""(compressor, scheme): whatever unpacks what another rank has packed."""
+"""(compressor, collective): whatever unpacks what another rank has packed."""
 DECODERS += [each for decoders in brought("DECODERS") for each in decoders(TABLE)]
 
 REQUANTIZERS = [name for name, compressor in TABLE.items() if isinstance(compressor, Requantizer)]
@@ -143,12 +143,12 @@ STEPS = st.integers(0, 1)
 
 
 def exchange_damaged(decoder: tuple[str, str], step: int, damages: Sequence[Damage]) -> int:
-    """Take one step by a scheme while payloads are damaged on their way; return how many were.
+    """Take one step by a collective while payloads are damaged on their way; return how many were.
 
     A rank may fail with a PayloadError, or the CommunicationError by which an engine refuses a length. What else it
     fails with is raised, and an AssertionError where it writes out of range.
     """
-    name, scheme = decoder
+    name, collective = decoder
     buffers = [Guarded(rank) for rank in range(SIZE)]
     seen = [0] * SIZE
 
@@ -165,7 +165,7 @@ def exchange_damaged(decoder: tuple[str, str], step: int, damages: Sequence[Dama
 
         engine.send = damaging  # type: ignore[method-assign]
         work = buffers[engine.rank].work(name, step)
-        exchange = schemes.build(TABLE[name], Path(scheme)).exchange(work, engine.rank, SIZE)
+        exchange = collectives.build(TABLE[name], Path(collective)).exchange(work, engine.rank, SIZE)
         exchange.encode()
         exchange.communicate(engine)
         finite = exchange.decode()

@@ -132,7 +132,7 @@ FIXED = (Request(TopK(0.05), "star", "ring"), Request(TopK(0.05), "allgather", "
 
 @pytest.mark.parametrize("request_", FIXED, ids=("star-ring", "allgather-bruck", "dense"))
 def test_nothing_is_chosen_where_the_request_leaves_nothing_open(request_: Request) -> None:
-    """And nothing is launched but what the scheme takes: no measurement, no agreement."""
+    """And nothing is launched but what the collective takes: no measurement, no agreement."""
 
     def body(engine: InProcessEngine, adapt: bool):
         parameters, optimizer = on_engine(engine, request_, settings=settings(adapt=adapt))

@@ -1,4 +1,4 @@
-"""STAR or VAR: whose indices scheme="artopk" uses.
+"""STAR or VAR: whose indices collective="artopk" uses.
 
 A small experiment, linear regressions, one a rank, whose mean loss is minimised with 2 % of the elements a step. Where
 ranks are alike, the indices of one are as good as those of another. Where one rank holds nearly all of the gradient,
@@ -37,25 +37,25 @@ def own_curves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path))
 
 
-def made(engine: InProcessEngine, scheme: str, algorithm: str = "ring", **more: object) -> ReducingOptimizer:
-    """Return an optimizer of one weight, by `scheme`."""
+def made(engine: InProcessEngine, collective: str, algorithm: str = "ring", **more: object) -> ReducingOptimizer:
+    """Return an optimizer of one weight, by `collective`."""
     weight = torch.nn.Parameter(torch.zeros(NUMEL))
     settings = Settings(10**6, 60, adapt=True, calibration_s=0.0)
-    request = Request(TopK(0.02), scheme, algorithm)
+    request = Request(TopK(0.02), collective, algorithm)
     arguments = (request, lambda: engine, engine.rank, engine.world_size)
     return make_optimizer({"w": weight}, *arguments, settings=settings, lr=0.1, **more)
 
 
 def learn(
     engine: InProcessEngine,
-    scheme: str,
+    collective: str,
     sizes: Callable[[int], tuple[float, ...]],
     steps: int = 80,
     algorithm: str = "ring",
     **lanes: object,
 ) -> tuple[float, list[tuple[int, str, str]], list[str]]:
     """Return the mean loss at the end, what was decided of workers (step, candidate, reason), and what was used."""
-    optimizer = made(engine, scheme, algorithm, **lanes)
+    optimizer = made(engine, collective, algorithm, **lanes)
     used = train(engine, optimizer, sizes, range(steps))
     (weight,) = optimizer.param_groups[0]["params"]
     targets = drawn(engine.world_size)
@@ -73,18 +73,18 @@ def drawn(ranks: int) -> torch.Tensor:
 def train(
     engine: InProcessEngine, optimizer: ReducingOptimizer, sizes: Callable[[int], tuple[float, ...]], steps: range
 ) -> list[str]:
-    """Return by which scheme the bucket travels after each step."""
+    """Return by which collective the bucket travels after each step."""
     (weight,), target, used = optimizer.param_groups[0]["params"], drawn(engine.world_size)[engine.rank], []
     for step in steps:
         optimizer.zero_grad()
         (0.5 * sizes(step)[engine.rank] * (weight - target).square().sum()).backward()
         optimizer.step()
-        used.append(next(iter(of(optimizer).decisions.values())).scheme)
+        used.append(next(iter(of(optimizer).decisions.values())).collective)
     return used
 
 
-def run(scheme: str, sizes: tuple[float, ...]) -> list[tuple[float, list[tuple[int, str, str]], list[str]]]:
-    return run_ranks(RANKS, lambda engine: learn(engine, scheme, lambda step: sizes))
+def run(collective: str, sizes: tuple[float, ...]) -> list[tuple[float, list[tuple[int, str, str]], list[str]]]:
+    return run_ranks(RANKS, lambda engine: learn(engine, collective, lambda step: sizes))
 
 
 @pytest.mark.parametrize(("sizes", "better"), [(ALIKE, "star"), (ONE_HOLDS_MOST, "var")])
@@ -130,10 +130,10 @@ def test_on_a_device_with_streams_the_same_workers_are_seen(kind: str) -> None:
     assert expected[0]
 
 
-@pytest.mark.parametrize("scheme", ["star", "var"])
-def test_what_is_pinned_stays(scheme: str) -> None:
-    _, chosen, used = run(scheme, ONE_HOLDS_MOST)[0]
-    assert set(used) == {scheme}
+@pytest.mark.parametrize("collective", ["star", "var"])
+def test_what_is_pinned_stays(collective: str) -> None:
+    _, chosen, used = run(collective, ONE_HOLDS_MOST)[0]
+    assert set(used) == {collective}
     assert chosen == []
 
 
@@ -141,7 +141,7 @@ def test_with_algorithms_left_open_both_are_chosen(monkeypatch: pytest.MonkeyPat
     """First algorithms, of real steps by STAR; whatever dense takes, it is not among what was asked for."""
 
     def cheap(self: Prices, found, layout):  # type: ignore[no-untyped-def]
-        return {scheme.path: 1.0 if scheme.compressor.compresses else 1e-9 for scheme in found}
+        return {collective.path: 1.0 if collective.compressor.compresses else 1e-9 for collective in found}
 
     monkeypatch.setattr(Prices, "by_path", cheap)
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from hvd_compress import compressors, schemes
+from hvd_compress import collectives, compressors
 from hvd_compress.cost.paths import Path
 from hvd_compress.errors import ConfigError
 from hvd_compress.request.request import Request
@@ -17,7 +17,7 @@ from tests.harness import FIRST_NAMES, asked_for
 
 
 def values(case: Case) -> tuple[str, str, int]:
-    return case.name, case.scheme, case.size
+    return case.name, case.collective, case.size
 
 
 def test_every_compressor_is_in_the_table() -> None:
@@ -26,11 +26,11 @@ def test_every_compressor_is_in_the_table() -> None:
     assert listed | by_a_policy_alone == {type(compressor) for compressor in TABLE.values()}
 
 
-def test_every_scheme_is_in_some_case() -> None:
-    asked = {scheme for compressor in TABLE.values() for scheme in asked_for(compressor)}
-    named = {name for name in schemes.labels() if any(name in schemes.names_for(c) for c in TABLE.values())}
+def test_every_collective_is_in_some_case() -> None:
+    asked = {collective for compressor in TABLE.values() for collective in asked_for(compressor)}
+    named = {name for name in collectives.labels() if any(name in collectives.names_for(c) for c in TABLE.values())}
     assert named - asked == {"alltoall", "dense"}  # what loses nothing takes them without being asked
-    assert {case.scheme for case in cases()} - {case.scheme for case in OPTIONS} == asked
+    assert {case.collective for case in cases()} - {case.collective for case in OPTIONS} == asked
 
 
 def test_the_covering_holds_every_legal_pair() -> None:
@@ -68,19 +68,19 @@ def test_a_covering_under_rules_that_rule_out_much_misses_no_pair() -> None:
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_scheme_that_does_not_carry_a_compressor_is_refused_and_the_error_names_one_that_does(name: str) -> None:
+def test_a_collective_that_does_not_carry_a_compressor_is_refused_and_the_error_names_one_that_does(name: str) -> None:
     legal = asked_for(TABLE[name])
-    illegal = set(schemes.labels()) - set(legal)
+    illegal = set(collectives.labels()) - set(legal)
     assert illegal
-    for scheme in illegal:
-        with pytest.raises(ConfigError, match=f"{re.escape(repr(scheme))}.* {re.escape(legal[-1])}"):
-            Request(TABLE[name], scheme)
+    for collective in illegal:
+        with pytest.raises(ConfigError, match=f"{re.escape(repr(collective))}.* {re.escape(legal[-1])}"):
+            Request(TABLE[name], collective)
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_so_it_is_where_a_plan_asks_for_it(name: str) -> None:
-    carried = schemes.names_for(TABLE[name])
-    runs = {scheme for compressor in TABLE.values() for scheme in schemes.names_for(compressor)}
-    for scheme in runs - set(carried):
-        with pytest.raises(ConfigError, match=f"{re.escape(repr(scheme))}.* {re.escape(carried[0])}"):
-            schemes.build(TABLE[name], Path(scheme))
+    carried = collectives.names_for(TABLE[name])
+    runs = {collective for compressor in TABLE.values() for collective in collectives.names_for(compressor)}
+    for collective in runs - set(carried):
+        with pytest.raises(ConfigError, match=f"{re.escape(repr(collective))}.* {re.escape(carried[0])}"):
+            collectives.build(TABLE[name], Path(collective))

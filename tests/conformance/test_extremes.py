@@ -56,21 +56,21 @@ def test_they_come_out_right(case: Case) -> None:
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float16, 6e4), (torch.bfloat16, 3e38)], ids=["fp16", "bf16"])
 @pytest.mark.parametrize("size", [2, 3, 7])
-@pytest.mark.parametrize("scheme", ["dense", "alltoall"])
+@pytest.mark.parametrize("collective", ["dense", "alltoall"])
 def test_the_average_of_large_16_bit_gradients_is_finite(
-    dtype: torch.dtype, most: float, size: int, scheme: str
+    dtype: torch.dtype, most: float, size: int, collective: str
 ) -> None:
     """Ranks divide before they sum: headroom does not shrink with their number."""
 
     def body(engine: InProcessEngine) -> torch.Tensor:
-        if scheme == "alltoall":
+        if collective == "alltoall":
             engine.capabilities = replace(engine.capabilities, sum_dtypes=(torch.float32,))
         parameters = make_parameters(dtype=dtype)
         optimizer = make_optimizer(parameters, Request(Cast()), lambda: engine, engine.rank, engine.world_size)
         for parameter in parameters.values():
             parameter.grad = torch.full_like(parameter, most)
         optimizer.synchronize()
-        assert {decision.path.scheme for decision in of(optimizer).decisions.values()} == {scheme}
+        assert {decision.path.collective for decision in of(optimizer).decisions.values()} == {collective}
         return flat_gradient(parameters)
 
     for result in run_ranks(size, body):

@@ -86,17 +86,19 @@ class OnDevice:
     """A request, the lane of its buckets, and the dtype of the gradients."""
 
     name: str
-    scheme: str
+    collective: str
     kind: str
     dtype: torch.dtype
 
     def __str__(self) -> str:
-        return f"{self.name}-{self.scheme}-{self.kind}-{self.dtype}".replace("torch.", "")
+        return f"{self.name}-{self.collective}-{self.kind}-{self.dtype}".replace("torch.", "")
 
 
-def can_be_compared(name: str, scheme: str = "auto", kind: str = "direct", dtype: torch.dtype = torch.float32) -> bool:
+def can_be_compared(
+    name: str, collective: str = "auto", kind: str = "direct", dtype: torch.dtype = torch.float32
+) -> bool:
     """Products of matrices in 16 bits have other bits where they lie elsewhere in memory."""
-    return is_legal(name, scheme, FEW) and (dtype == torch.float32 or TABLE[name].kind != "low rank")
+    return is_legal(name, collective, FEW) and (dtype == torch.float32 or TABLE[name].kind != "low rank")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -107,7 +109,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_every_lane_gives_the_bits_of_the_cpu(on_device: OnDevice) -> None:
-    request, dtype = Request(TABLE[on_device.name], on_device.scheme), on_device.dtype
+    request, dtype = Request(TABLE[on_device.name], on_device.collective), on_device.dtype
     expected = on_the_cpu(request, FEW, dtype)
     found = run_ranks(FEW, lambda engine: train(engine, request, PlayedLanes(LANES[on_device.kind]), dtype))
     assert same(found, expected)

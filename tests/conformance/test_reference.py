@@ -1,4 +1,4 @@
-"""Schemes against a plain re-statement of the papers' algorithms, on whole tensors and without any of our parts."""
+"""Collectives against a plain re-statement of the papers' algorithms, on whole tensors and without any of our parts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def reference(
     ("name", "transmit"),
     [("topk-allgather", allgather), ("topk-star", star), ("topk-var", var), ("efsign-bucket", efsign)],
 )
-def test_scheme_follows_its_algorithm(name: str, transmit: Callable[..., list[torch.Tensor]], size: int) -> None:
+def test_collective_follows_its_algorithm(name: str, transmit: Callable[..., list[torch.Tensor]], size: int) -> None:
     def body(engine):
         parameters, optimizer = on_engine(engine, REQUESTS[name])
         results = []

@@ -1,4 +1,4 @@
-"""What must hold of every compressor by itself, whatever scheme carries it."""
+"""What must hold of every compressor by itself, whatever collective carries it."""
 
 from __future__ import annotations
 

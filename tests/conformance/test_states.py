@@ -94,14 +94,14 @@ def test_a_step_that_fails_leaves_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "hosts", "without"),
+    ("collective", "hosts", "without"),
     [
         ("hierarchical", (0, 1, 0, 1), None),
         ("alltoall-allgather", (0, 0, 1, 1), None),
         ("alltoall-allgather", (0, 0, 1, 1), 1),
     ],
 )
-def test_ranks_go_on_with_that_of_rank_0(scheme: str, hosts: tuple[int, ...], without: int | None) -> None:
+def test_ranks_go_on_with_that_of_rank_0(collective: str, hosts: tuple[int, ...], without: int | None) -> None:
     """Leaders alone have kept up with the momentum; then others lead, or all speak, or one has lost its checkpoint."""
 
     def body(engine: InProcessEngine) -> torch.Tensor:
@@ -112,7 +112,7 @@ def test_ranks_go_on_with_that_of_rank_0(scheme: str, hosts: tuple[int, ...], wi
         state = optimizer.state_dict()
         place(engine, hosts)
         engine._groups.clear()
-        parameters, optimizer = on_engine(engine, Request(compressor, scheme))
+        parameters, optimizer = on_engine(engine, Request(compressor, collective))
         if engine.rank != without:
             optimizer.load_state_dict(state)
         train(optimizer, parameters, engine.rank, range(2, 4))
@@ -128,10 +128,10 @@ def test_a_decision_that_changes_by_its_reason_changes_nothing() -> None:
         train(optimizer, parameters, engine.rank, range(2))
         before, buckets = kept(optimizer), optimizer._reducer.session.buckets.every
         for bucket in buckets:
-            scheme, decision = bucket.scheme, replace(bucket.decision, reason="told anew")
+            collective, decision = bucket.collective, replace(bucket.decision, reason="told anew")
             assert decision == bucket.decision
             bucket.decide(decision)
-            assert bucket.scheme is scheme
+            assert bucket.collective is collective
             assert bucket.decision.reason == "told anew"
         assert equal(kept(optimizer), before)
 

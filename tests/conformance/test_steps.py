@@ -1,4 +1,4 @@
-"""What must hold of every step, for every compressor, scheme and number of ranks, on the in-process engine."""
+"""What must hold of every step, for every compressor, collective and number of ranks, on the in-process engine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Work
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines import wire
 from hvd_compress.engines.base import ALGORITHMS, Engine
@@ -16,7 +17,6 @@ from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.states import GRADIENT_UNITS
 from hvd_compress.frontends.optimizer.reducer import ReduceOptions
 from hvd_compress.request.request import Request
-from hvd_compress.schemes import Work
 from tests.brought import brought
 from tests.conformance.cases import Case, where
 from tests.conformance.lockstep import CPU, exchange, fresh
@@ -37,7 +37,7 @@ from tests.harness import (
 )
 
 HEADER_BYTES, TENSOR_BYTES = 32, 32
-"""The most that a header takes, and beside it for each tensor its entry and the gap behind it; schemes send two."""
+"""The most that a header takes, and beside it for each tensor its entry and the gap behind it; collectives send two."""
 
 WIDE = Layout.of((100, 400), 1001)
 
@@ -45,15 +45,15 @@ LOSSLESS = {"topk-all": 1e-6, "dense": 1e-6, "bf16": 2e-2, "int8": 5e-2}
 """Compressors that send everything, and how far from the mean rounding takes them."""
 
 
-FLAT = ("auto", *(name for scheme in schemes.flat.FLAT for name in scheme.names), *brought("FLAT"))
-"""Schemes over all ranks alike: each one remembers what it has not sent itself."""
+FLAT = ("auto", *(name for collective in collectives.flat.FLAT for name in collective.names), *brought("FLAT"))
+"""Collectives over all ranks alike: each one remembers what it has not sent itself."""
 NOT_PRICED = brought("NOT_PRICED")
 """Their first step also evaluates thresholds and regions, which `stages` leaves out."""
 
 
 def sends_elements(case: Case) -> bool:
     """Whether each element is sent as it is, in fp32, or not at all, and remembered then."""
-    if case.compressor.kind != "sparsifier" or case.scheme not in FLAT or not has_residual(case):
+    if case.compressor.kind != "sparsifier" or case.collective not in FLAT or not has_residual(case):
         return False
     (payloads,) = exchange(case.compressor, Layout.of(1), [torch.ones(1)]).sent
     values = payloads[0].tensors.get("values")
@@ -117,34 +117,37 @@ def test_sending_everything_equals_the_mean_to_rounding(case: Case, ranks: Run) 
         torch.testing.assert_close(first.result, expected, rtol=tolerance, atol=tolerance)
 
 
-@where(lambda case: case.scheme in brought("ADDING") and "allgather" in asked_for(case.compressor))
+@where(lambda case: case.collective in brought("ADDING") and "allgather" in asked_for(case.compressor))
 def test_a_server_adds_what_an_all_gather_would(case: Case, ranks: Run) -> None:
     """A server that sends something else, such as a momentum, would send the same to all."""
-    for step, expected in zip(ranks[0].steps, run(replace(case, scheme="allgather"))[0].steps, strict=True):
+    for step, expected in zip(ranks[0].steps, run(replace(case, collective="allgather"))[0].steps, strict=True):
         torch.testing.assert_close(step.result, expected.result, rtol=1e-5, atol=1e-6)
 
 
 @where(
-    lambda case: case.scheme in set(FLAT) - {"auto", *NOT_PRICED} and schemes.meanings(case.scheme) == (case.scheme,)
+    lambda case: (
+        case.collective in set(FLAT) - {"auto", *NOT_PRICED}
+        and collectives.meanings(case.collective) == (case.collective,)
+    )
 )
 def test_an_exchange_sends_the_bytes_that_wire_says(case: Case) -> None:
-    """As many as the scheme's collectives have to move of payloads of that size, or no more where data decide; beside
+    """As many as the collective's calls have to move of payloads of that size, or no more where data decide; beside
     them headers, which are small here."""
-    path = Path(case.scheme)
+    path = Path(case.collective)
 
     def body(engine: InProcessEngine) -> int:
         place(engine, case.hosts)
         gradient = torch.randn(WIDE.numel, generator=torch.Generator().manual_seed(engine.rank))
         state = fresh(case.compressor, WIDE)
         work = Work(gradient, WIDE, 0, 0, 1 / case.size, state, engine.rank, world_size=case.size)
-        carried = schemes.build(case.compressor, path).exchange(work, engine.rank, case.size)
+        carried = collectives.build(case.compressor, path).exchange(work, engine.rank, case.size)
         carried.encode()
         carried.communicate(engine)
         assert carried.decode()
         return engine.sent_bytes
 
     sent = sum(run_ranks(case.size, body)) / case.size
-    stages = schemes.stages(case.compressor, path, WIDE, case.size)
+    stages = collectives.stages(case.compressor, path, WIDE, case.size)
     announced = sum(stage_bytes(stage, case.size) for stage in stages)
     payloads = exchange(case.compressor, WIDE, [torch.ones(WIDE.numel)]).sent
     tensors = max([2, *(len(payload.tensors) for (payload,) in payloads)])
@@ -155,11 +158,11 @@ def test_an_exchange_sends_the_bytes_that_wire_says(case: Case) -> None:
         assert headers <= announced / 2, "wire() could say anything"
 
 
-@where(lambda case: case.scheme in FLAT)
+@where(lambda case: case.collective in FLAT)
 def test_a_report_counts_what_was_sent(case: Case, ranks: Run) -> None:
-    """To a byte for each rank and each of the collectives of a bucket, whose formulas round down.
+    """To a byte for each rank and each of the calls of a bucket, whose formulas round down.
 
-    Of schemes in which ranks differ, formulas take all payloads to be as long as this rank's.
+    Of collectives in which ranks differ, formulas take all payloads to be as long as this rank's.
     """
     for number, first in enumerate(ranks[0].steps[1:], 1):
         sent = sum(rank.steps[number].sent_bytes for rank in ranks) / case.size
@@ -169,7 +172,7 @@ def test_a_report_counts_what_was_sent(case: Case, ranks: Run) -> None:
 
 
 def stage_bytes(stage: Stage, size: int) -> int:
-    """Mean over ranks of the bytes that a collective sends, by the textbook."""
+    """Mean over ranks of the bytes that a call sends, by the textbook."""
     if stage.verb in ("allreduce", "broadcast"):
         found: int = getattr(wire, stage.verb)(int(stage.size), size, stage.algorithm)
         return found
@@ -196,7 +199,7 @@ def results(engine: Engine, request: Request, **arguments: object) -> list[torch
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("name", ["topk-star", "topk-var", "dense"])
 def test_results_are_bit_identical_with_every_algorithm(name: str, algorithm: str) -> None:
-    request = Request(REQUESTS[name].compressor, REQUESTS[name].scheme, algorithm)
+    request = Request(REQUESTS[name].compressor, REQUESTS[name].collective, algorithm)
     ranks = run_ranks(4, lambda engine: results(engine, request))
     for found in ranks[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found, ranks[0], strict=True))
@@ -215,14 +218,14 @@ def test_sum_is_the_average_times_the_number_of_ranks(name: str) -> None:
 DEFAULTS = [(n, s) for n, c in COMPRESSORS.items() for s in ("auto", "hierarchical-both") if s in asked_for(c)]
 
 
-@pytest.mark.parametrize(("name", "scheme"), DEFAULTS)
-def test_a_default_dtype_changes_nothing(name: str, scheme: str) -> None:
+@pytest.mark.parametrize(("name", "collective"), DEFAULTS)
+def test_a_default_dtype_changes_nothing(name: str, collective: str) -> None:
     drawn = {(n, rank): gradient(n, shape, rank, 0) for n, shape in SHAPES.items() for rank in range(2)}
 
     def body(engine: InProcessEngine) -> torch.Tensor:
         place(engine, (0, 0))
         parameters = make_parameters()
-        optimizer = make_optimizer(parameters, Request(COMPRESSORS[name], scheme), lambda: engine, engine.rank, 2)
+        optimizer = make_optimizer(parameters, Request(COMPRESSORS[name], collective), lambda: engine, engine.rank, 2)
         for _ in range(2):
             optimizer.zero_grad()
             sum((p * drawn[n, engine.rank]).sum() for n, p in parameters.items()).backward()

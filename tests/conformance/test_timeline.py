@@ -79,7 +79,7 @@ def test_every_bucket_has_a_row_for_each_phase(request_: Request, tmp_path: Path
             }
             assert len(calls) >= 5
         instants = [event for event in events if event["ph"] == "i"]
-        assert bool(instants) == (request_.scheme == "auto")
+        assert bool(instants) == (request_.collective == "auto")
         assert all(event["args"]["reason"] for event in instants)
         if instants:
             assert {event["args"]["kind"] for event in instants} == {"choice"}

@@ -15,7 +15,7 @@ from tests.logged import events_of
 from tests.unit.events.test_tensorboard import scalars
 
 NAMES = ("int4", "plan", "momentum", "topk", *dict(brought("FIXED")))
-PLAN = '{"version": 1, "default": {"compressor": {"name": "blocks", "bits": 8}, "scheme": "auto"}}'
+PLAN = '{"version": 1, "default": {"compressor": {"name": "blocks", "bits": 8}, "collective": "auto"}}'
 
 
 @pytest.mark.parametrize(("launcher", "ranks"), [("horovodrun", 2), ("mpirun", 1)])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.compressors import TopK
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
 from hvd_compress.netlab import Lab, Link, Schedule, places
@@ -117,16 +117,18 @@ def test_a_job_crosses_the_network(lab: Lab) -> None:
 
 
 @pytest.mark.level2
-def test_schemes_that_heed_hosts_train() -> None:
+def test_collectives_that_heed_hosts_train() -> None:
     """Two ranks a host: what crosses the network are the payloads of one of them."""
-    named = [name for name in schemes.names_for(TopK(0.1)) if schemes.by_name(name)]
+    named = [name for name in collectives.names_for(TopK(0.1)) if collectives.by_name(name)]
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
     with Lab(2, "1ms", "1gbit", slots=2) as pairs:
         program = [sys.executable, str(PROGRAMS / "hosts.py"), *named]
         job = pairs.run(program, environment, LIMIT_S, **PIPES)
     assert job.returncode == 0, job.stdout
     found = re.findall(r"\[rank (\d)\] (\S+): equal (\S+), named (\S+), finite (\S+)", job.stdout)
-    assert sorted(found) == sorted((str(r), scheme, *["True"] * 3) for r in range(4) for scheme in named), job.stdout
+    assert sorted(found) == sorted((str(r), collective, *["True"] * 3) for r in range(4) for collective in named), (
+        job.stdout
+    )
 
 
 @pytest.mark.level2

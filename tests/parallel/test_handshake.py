@@ -40,9 +40,9 @@ def on(ranks: Iterable[int]) -> str:
 
 SETTINGS: dict[str, tuple[Callable[[bool], Any], tuple[str, str]]] = {
     "ratio": (lambda other: {"compression": hvd.Compression.topk(0.2 if other else 0.1)}, ("ratio=0.1", "ratio=0.2")),
-    "scheme": (
+    "collective": (
         lambda other: {"compression": hvd.Compression.topk(0.1).by(collective="var" if other else "star")},
-        ("scheme='star'", "scheme='var'"),
+        ("collective='star'", "collective='var'"),
     ),
     "compressor": (
         lambda other: {"compression": hvd.Compression.efsign() if other else hvd.Compression.dense()},

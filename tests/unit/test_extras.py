@@ -107,7 +107,7 @@ def test_what_a_front_end_without_horovod_uses_is_among_them() -> None:
         "frontends.optimizer.optimizer",
         "request.decision",
         "compressors",
-        "schemes",
+        "collectives",
         "engines.torch_distributed",
         "engines.inprocess",
         "cost",

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hvd_compress import compressors, guests, schemes
+from hvd_compress import collectives, compressors, guests
 from hvd_compress.cli.main import main
 from hvd_compress.compression import Compression
 from hvd_compress.compression.named import compressor_named
@@ -70,8 +70,8 @@ def test_the_table_names_what_is_there() -> None:
         for name, place in guest.compressors.items():
             assert place.endswith(f":{COMPRESSORS[name].__name__}")
             assert getattr(compressors, COMPRESSORS[name].__name__) is COMPRESSORS[name]
-        for mark, place in guest.schemes.items():
-            assert guests.scheme(mark).__name__ == place.partition(":")[2]
+        for mark, place in guest.collectives.items():
+            assert guests.collective(mark).__name__ == place.partition(":")[2]
         for variable, place in guest.recordings.items():
             assert guest.named(place).variable == variable
         for earlier, now in guest.earlier.items():
@@ -118,7 +118,7 @@ def test_the_core_does_without(tmp_path: Path) -> None:
                 list(g.compressors.items()),
                 list(g.earlier),
                 list(g.recordings),
-                list(g.schemes),
+                list(g.collectives),
             ]
             for g in HERE
         ]
@@ -156,7 +156,7 @@ def assert_missing() -> None:
         for mark in marks:
             with pytest.raises(ConfigError, match=f"'{mark}' {said}"):
                 Request(TopK(0.1), mark)
-            assert mark not in schemes.labels()
+            assert mark not in collectives.labels()
         for variable in recordings:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv(variable, "asked for")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_compress import compressors, schemes
+from hvd_compress import collectives, compressors
 from hvd_compress.extras import PACKAGES
 from hvd_compress.guests import GUESTS
 from hvd_compress.request.request import PolicySettings
@@ -42,7 +42,7 @@ ALLOWED = {
     "frontends/optimizer/named_parameters": {"errors"},
     "settings": {"checks", "errors", "extras", "guests", "units"},
     "measuring": {"native"},
-    "events": {"events", "buckets.layout", "engines.wire", "errors", "extras", "request", "schemes.phases"},
+    "events": {"events", "buckets.layout", "engines.wire", "errors", "extras", "request", "collectives.phases"},
     "request": {
         "request",
         "compressors",
@@ -52,7 +52,7 @@ ALLOWED = {
         "errors",
         "feedback.schedule",
         "native.cuda",
-        "schemes",
+        "collectives",
         "settings",
     },
     "payload": {"errors"},
@@ -74,9 +74,9 @@ ALLOWED = {
         "papers.family",  # for type checkers alone
     },
     "engines": {"engines", "errors", "extras"},
-    "schemes": {
+    "collectives": {
         "guests",
-        "schemes",
+        "collectives",
         "buckets.layout",
         "compressors.base",
         "compressors.cast",
@@ -103,8 +103,8 @@ ALLOWED = {
         "engines.launch",
         "events.history",
         "feedback.states",
-        "schemes.phases",
-        "schemes.probe",
+        "collectives.phases",
+        "collectives.probe",
     },
     "policies": {
         "policies",
@@ -124,7 +124,7 @@ ALLOWED = {
         "feedback.schedule",
         "feedback.states",
         "schema",
-        "schemes",
+        "collectives",
         "settings",
     },
     "optim": {"optim", "compression", "errors", "request"},
@@ -144,7 +144,7 @@ ALLOWED = {
         "native",
         "policies",
         "services",
-        "schemes",
+        "collectives",
         "settings",
         "warned",
     },
@@ -325,7 +325,7 @@ def test_what_chooses_while_training_and_the_planner_do_not_know_each_other() ->
 
 COMPRESSORS = set(compressors.__all__) - {"COMPRESSORS", "Compressor", "Input", "Round", "Rounds"}
 """But their base: whether something is a compressor at all may be asked."""
-SCHEME_NAMES = set(schemes.labels()) - {"allreduce", "alltoall", "allgather"}
+COLLECTIVE_NAMES = set(collectives.labels()) - {"allreduce", "alltoall", "allgather"}
 """But those that are collectives, too."""
 
 
@@ -338,18 +338,18 @@ def modules(*without: str) -> list[Path]:
 
 
 def test_no_compressor_is_told_by_its_class() -> None:
-    """Outside of compressors/ and schemes they are told by what they promise."""
-    for path in modules("compressors/", "schemes/", "papers/espresso/"):
+    """Outside of compressors/ and collectives they are told by what they promise."""
+    for path in modules("compressors/", "collectives/", "papers/espresso/"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):
                 named = {n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)}
                 assert not named & COMPRESSORS, f"{path}:{node.lineno}"
 
 
-def test_no_scheme_is_told_by_its_name() -> None:
-    """Outside of schemes/."""
-    for path in modules("schemes/"):
+def test_no_collective_is_told_by_its_name() -> None:
+    """Outside of collectives/."""
+    for path in modules("collectives/"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Compare):
                 named = {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
-                assert not named & SCHEME_NAMES, f"{path}:{node.lineno}"
+                assert not named & COLLECTIVE_NAMES, f"{path}:{node.lineno}"

@@ -22,7 +22,7 @@ import torch.multiprocessing as mp
 RANKS, STEPS, NUMEL, RATIO = 2, 30, 10_000, 0.01
 OPTIONAL = ("horovod", "mpi4py", "matplotlib", "pymoo", "tensorboard", "cloudpickle", "psutil", "yaml", "sklearn")
 MODULES = (
-    "frontends.optimizer.reducer", "frontends.optimizer.optimizer", "request.decision", "compressors", "schemes",
+    "frontends.optimizer.reducer", "frontends.optimizer.optimizer", "request.decision", "compressors", "collectives",
     "engines.torch_distributed", "engines.inprocess", "cost", "cost.predict", "policies", "policies.auto.policy",
     "events.timeline", "attention.cli.chai", "netlab.cli.netlab", "session.session",
     *(f"papers.espresso.cli.{name}" for name in ("make", "compare", "planner", "options", "count_options", "probe")),

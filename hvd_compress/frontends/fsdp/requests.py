@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hvd_compress.collectives import ReduceScatter
 from hvd_compress.compressors import Compressor
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.policies.reduce_scatter import ReduceScattered
 from hvd_compress.request.request import Request
-from hvd_compress.schemes import ReduceScatter
 
 CARRIED = "int8(), int4(), int2(), natural(), bf16() or dense()"
 
@@ -50,7 +50,7 @@ def for_shards(request: Request, feedback: bool) -> Request:
             f"a reduce-scatter cannot carry {named}: take {CARRIED}, or replicas, with "
             "fully_shard(model, mesh=mesh) on a mesh of two dimensions, whose outer one is compressed by anything"
         )
-    if request.scheme != "auto" or request.algorithm != "auto":
+    if request.collective != "auto" or request.algorithm != "auto":
         raise ConfigError(
             "collective= and algorithm= are of an all-reduce, and a reduce-scatter has one way: leave them"
         )

@@ -17,13 +17,13 @@ from hvd_compress.buckets.cutting import Cutting
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import cut_as, plan_buckets, plan_so_many
 from hvd_compress.buckets.under_way import UnderWay, stand_in
+from hvd_compress.collectives.sparse_rows import no_rows
 from hvd_compress.devices import Lanes
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError, UsageError
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.request.request import Request
-from hvd_compress.schemes.sparse_rows import no_rows
 from hvd_compress.session.report import StepReport
 from hvd_compress.settings import Settings
 

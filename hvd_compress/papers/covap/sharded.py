@@ -1,4 +1,4 @@
-"""Sharded: a part of a bucket travels by another scheme, and the rest is not sent in this step."""
+"""Sharded: a part of a bucket travels by another collective, and the rest is not sent in this step."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives.base import Collective, Exchange, Work
 from hvd_compress.compressors.base import Compressor
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.layout import shard
 from hvd_compress.papers.covap.skip import keep
-from hvd_compress.schemes.base import Exchange, Scheme, Work
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ WHOLE = Shard()
 
 
 @dataclass(frozen=True)
-class Sharded(Scheme):
-    """What another scheme makes of a shard; elsewhere the result is zero, and the gradient joins the residual, as Skip.
+class Sharded(Collective):
+    """What another collective makes of a shard; elsewhere the result is zero, as in Skip.
 
     Bytes: those of the shard.
 
@@ -44,7 +44,7 @@ class Sharded(Scheme):
         holds: as of Skip, for parameters of which the shard has nothing.
     """
 
-    sent: Scheme
+    sent: Collective
     part: Shard
     holds: bool = False
     names = ()
@@ -93,15 +93,15 @@ class Sharded(Scheme):
 
 
 class _ShardExchange(Exchange):
-    def __init__(self, scheme: Sharded, work: Work, rank: int, world_size: int) -> None:
-        self._scheme, self._work, self._rank, self._world_size = scheme, work, rank, world_size
-        self._part = scheme.part.of(work.layout.numel)
+    def __init__(self, collective: Sharded, work: Work, rank: int, world_size: int) -> None:
+        self._collective, self._work, self._rank, self._world_size = collective, work, rank, world_size
+        self._part = collective.part.of(work.layout.numel)
         self._rest = slice(0, self._part.start), slice(self._part.stop, None)
         self._inner: Exchange
 
     def encode(self) -> None:
         # Not before: a residual may be read from here on, in the order of the lane.
-        self._inner = self._scheme.sent.exchange(self._work.of_part(self._part), self._rank, self._world_size)
+        self._inner = self._collective.sent.exchange(self._work.of_part(self._part), self._rank, self._world_size)
         for rest in self._rest:
             keep(self._work, rest)
         self._inner.encode()

@@ -9,17 +9,17 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives.base import Collective, Exchange, Work
 from hvd_compress.compressors.base import Compressor
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
-from hvd_compress.schemes.base import Exchange, Scheme, Work
 
 SKIP = Path("skip")
-"""A label: no list has the scheme."""
+"""A label: no list has the collective."""
 
 
 @dataclass(frozen=True)
-class Skip(Scheme):
+class Skip(Collective):
     """No collective: the result is zero, and the whole gradient joins the residual, whatever the compressor.
 
     A gradient that is not finite is dropped, and the residual stays: other ranks cannot know, so the step counts as

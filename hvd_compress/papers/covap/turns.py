@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hvd_compress.collectives import Collective
 from hvd_compress.papers.covap.sharded import WHOLE, Shard, Sharded
 from hvd_compress.papers.covap.skip import SKIP, Skip
 from hvd_compress.request.decision import Decision
-from hvd_compress.schemes import Scheme
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Turn(Decision):
         shard = {} if self.shard == WHOLE else {"candidate": f"{self.path}, {self.shard}"}
         return {**super().facts(), **shard}
 
-    def build(self) -> Scheme:
+    def build(self) -> Collective:
         if self.path == SKIP:
             return Skip(self.compressor, self.holds)
         built = super().build()

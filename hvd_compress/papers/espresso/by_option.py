@@ -1,4 +1,4 @@
-"""Any option of Espresso's tree as a scheme: what it carries, over which engines, and its collectives."""
+"""Any option of Espresso's tree as a collective: what it carries, over which engines, and its calls."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives.base import Collective, Exchange, Work
+from hvd_compress.collectives.groups import no_groups
 from hvd_compress.compressors.base import Compressor, SingleRound
 from hvd_compress.compressors.cast import Cast
 from hvd_compress.cost.paths import Path, Stage
@@ -15,20 +17,18 @@ from hvd_compress.engines.base import Capabilities
 from hvd_compress.errors import ConfigError
 from hvd_compress.papers.espresso.tree.exchange import RESULT, OptionExchange
 from hvd_compress.papers.espresso.tree.walk import ROOT, Held, Task, members, parse, walk
-from hvd_compress.schemes.base import Exchange, Scheme, Work
-from hvd_compress.schemes.groups import no_groups
 
 EXAMPLE_NUMEL = 1 << 20
 NEEDED = {"reduce": ("reduce_scatter", "gather")}
-"""Verbs that a collective is made of, where an engine does not have it itself."""
+"""Verbs that a call is made of, where an engine does not have it itself."""
 
 
 @dataclass(frozen=True)
-class ByOption(Scheme):
+class ByOption(Collective):
     """Carries out an option of the decision tree of Espresso (Wang et al. 2023, section 4.2), which names the path.
 
     `tree.walk` says what its tasks are, and what each rank holds between them. Tensors travel in fp32, and in
-    the gradient's dtype where a last collective brings the result to all. A reduce is a reduce-scatter and a gather of
+    the gradient's dtype where a last call brings the result to all. A reduce is a reduce-scatter and a gather of
     the shards. `tree.exchange` carries one out, and `tree.feedback` says who remembers what a
     compression loses.
     """
@@ -41,10 +41,10 @@ class ByOption(Scheme):
     in_fp32 = True
 
     def __post_init__(self) -> None:
-        compressions = sum(task.verb == "comp" for task in parse(self.path.scheme))
+        compressions = sum(task.verb == "comp" for task in parse(self.path.collective))
         if bool(compressions) != self.compressor.compresses:
             words = "compresses" if compressions else "does not compress"
-            raise ConfigError(f"option {self.path.scheme!r} {words}, and the compressor is {self.compressor}")
+            raise ConfigError(f"option {self.path.collective!r} {words}, and the compressor is {self.compressor}")
 
     @classmethod
     def means(cls, name: str) -> bool:
@@ -70,12 +70,12 @@ class ByOption(Scheme):
 
     @classmethod
     def runs(cls, compressor: Compressor, path: Path, layout: Layout, can: Capabilities) -> bool:
-        tasks = parse(path.scheme)
+        tasks = parse(path.collective)
         grouped = any(task.link not in ("", "all") for task in tasks)
         needed = {verb for task in tasks if task.link for verb in NEEDED.get(task.verb, (task.verb,))}
         runs = cls.carries(compressor) and needed <= set(can.verbs) and not (grouped and no_groups(can))
         if runs:
-            walk(path.scheme, EXAMPLE_NUMEL, can.hosts)  # of any size alike; cheap for many parameters
+            walk(path.collective, EXAMPLE_NUMEL, can.hosts)  # of any size alike; cheap for many parameters
         return runs
 
     def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
@@ -84,9 +84,9 @@ class ByOption(Scheme):
     def stages_on(self, layout: Layout, hosts: Sequence[int]) -> tuple[Stage, ...]:
         """Return those of the first rank, which waits in none."""
         hosts = tuple(hosts)
-        rows = walk(self.path.scheme, layout.numel, hosts)
+        rows = walk(self.path.collective, layout.numel, hosts)
         found: list[Stage] = []
-        tasks = parse(self.path.scheme)
+        tasks = parse(self.path.collective)
         for number, (task, row) in enumerate(zip(tasks, rows, strict=False)):
             ranks = len(members(task.link, hosts, ROOT)) if task.link else 1
             if ranks == 1 or not row[ROOT]:
@@ -105,4 +105,4 @@ class ByOption(Scheme):
 
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
         assert len(work.hosts) == world_size, "nobody has located the engine"
-        return OptionExchange(self.path.scheme, self.compressor, work, rank)
+        return OptionExchange(self.path.collective, self.compressor, work, rank)

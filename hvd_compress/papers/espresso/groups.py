@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hvd_compress.collectives.groups import neighbours
 from hvd_compress.engines.base import Engine
-from hvd_compress.schemes.groups import neighbours
 
 
 def same_place(engine: Engine) -> Engine:

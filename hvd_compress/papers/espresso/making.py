@@ -71,7 +71,7 @@ class Inputs:
         found = runnable(self.compressor, self.system, engine, self.profile.devices)
         if not any(option.compressions for option in found):
             raise PlanError(
-                f"{self.files['compressor']}: compressor: no scheme carries out an option of the tree with "
+                f"{self.files['compressor']}: compressor: no collective carries out an option of the tree with "
                 f"{self.compressor} over engine {engine!r}: it takes payloads that can be gathered in one round and "
                 "decompressed, such as those of topk"
             )

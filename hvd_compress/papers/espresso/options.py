@@ -55,7 +55,7 @@ and `inner=*` by that across hosts; `comp` and `decomp` branch by device."""
 
 @dataclass(frozen=True)
 class PlacedTask(Task):
-    """A step of an option as schemes have it, and the device of a compression or decompression."""
+    """A step of an option as collectives have it, and the device of a compression or decompression."""
 
     device: str = ""
 
@@ -94,7 +94,7 @@ class Option:
 
     @property
     def path(self) -> str:
-        """The name by which `schemes` carry it out, on one device: "comp allgather*@all decomp"."""
+        """The name by which `collectives` carry it out, on one device: "comp allgather*@all decomp"."""
         return " ".join(str(task) if task.communicates else task.verb for task in self.tasks)
 
     def __str__(self) -> str:

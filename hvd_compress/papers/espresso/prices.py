@@ -22,11 +22,11 @@ ALGORITHMS = {
 class Prices:
     """Nanoseconds of steps, by the number of elements of the tensor.
 
-    - A collective of r ranks takes steps * alpha + bytes * beta, by the formulas of `cost`, or what was measured; a
-      reduce what a reduce-scatter and a gather of the shards were measured to take, of which schemes make it. With one
-      rank it takes nothing, and is left out.
+    - A call of r ranks takes steps * alpha + bytes * beta, by the formulas of `cost`, or what was measured; a
+      reduce what a reduce-scatter and a gather of the shards were measured to take, of which collectives make it. With
+      one rank it takes nothing, and is left out.
     - Across hosts all active ranks of a host share its link, which carries the bytes of all of them.
-    - A flat collective waits for the slower of the links at each step.
+    - A flat call waits for the slower of the links at each step.
     - Compression takes what it takes for as many elements; decompression so for each payload.
     - The CPU of a host compresses for all its active ranks, one after the other.
     """
@@ -60,7 +60,7 @@ class Prices:
         return 0 if seconds == 0 else max(1, round(seconds * 1e9))
 
     def latency_ns(self, step: Step[PlacedTask], numel: int) -> int:
-        """Return how much of ns() a flat collective takes for a byte: its line is free meanwhile."""
+        """Return how much of ns() a flat call takes for a byte: its line is free meanwhile."""
         return min(self.ns(step, numel), round(1e9 * self._flat_s(step.task.verb, 1.0)))
 
     def _compression_s(self, step: Step[PlacedTask], numel: int) -> float:

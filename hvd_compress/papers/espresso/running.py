@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.cost.paths import Path
@@ -27,8 +27,8 @@ TABLE: Mapping[str, Path] = {
     "reduce_scatter@within comp allgather*@across decomp allgather@within": Path("hitopk"),
     "comp gather*@within decomp allreduce@across broadcast@within": Path("hierarchical-within"),
 }
-"""Options, without their devices, that a scheme of its own carries out, in fewer passes over memory or for compressors
-that ByOption does not carry. All others are paths by their own name."""
+"""Options, without their devices, that a collective of its own carries out, in fewer passes over memory or for
+compressors that ByOption does not carry. All others are paths by their own name."""
 
 _VERBS = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather")
 _FLOATS = (torch.float32, torch.float16)
@@ -59,7 +59,7 @@ def runnable(
     """Return all options that a job can carry out with this compressor, and how, in the order of the tree.
 
     A bucket is compressed on one device. With one host, or one rank each, hierarchical options are flat ones with more
-    work, and are left out. With more than MOST_RANKS those are left that have a scheme of their own.
+    work, and are left out. With more than MOST_RANKS those are left that have a collective of their own.
 
     Args:
         engine: a name of ENGINES.
@@ -75,7 +75,7 @@ def runnable(
             continue
         sent = compressor if option.compressions else Cast()
         path = path_of(option, sent, can)
-        if path is not None and (few or not ByOption.means(path.scheme)):
+        if path is not None and (few or not ByOption.means(path.collective)):
             found[option] = Run(sent, path, "cpu" if option.devices == {DEVICES[1]} else "auto")
     return found
 
@@ -94,9 +94,9 @@ def path_of(option: Option, compressor: Compressor, can: Capabilities) -> Path |
 
 
 def _runs(compressor: Compressor, path: Path, can: Capabilities) -> bool:
-    if not schemes.carries(compressor, path) or len(compressor.wire(EXAMPLE)) > 1:  # one payload for each collective
+    if not collectives.carries(compressor, path) or len(compressor.wire(EXAMPLE)) > 1:  # one payload for each call
         return False
     try:
-        return schemes.runs(compressor, path, EXAMPLE, can)
+        return collectives.runs(compressor, path, EXAMPLE, can)
     except ConfigError:
         return False

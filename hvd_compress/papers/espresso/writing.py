@@ -49,7 +49,7 @@ def _entry(made: Made, bucket: int) -> BucketEntry:
     return BucketEntry(
         parameters=tuple(made.model.tensors[number].name for number in made.planned.fused.cuts[bucket]),
         compressor=settings_of(run.compressor),
-        scheme=run.path.scheme,
+        collective=run.path.collective,
         algorithm=run.path.algorithm,
         device=run.device,
         option=str(option),

@@ -29,14 +29,14 @@ LOWERED times it."""
 
 @dataclass(frozen=True)
 class OkTopk(Sparsifier):
-    """Ok-Topk (Li and Hoefler 2022, Algorithms 1 and 2), without its exchange, which is the scheme of this name.
+    """Ok-Topk (Li and Hoefler 2022, Algorithms 1 and 2), without its exchange, which is the collective of this name.
 
     Each rank selects what reaches a local threshold: the k-th largest magnitude of corrected = gradient + residual,
     found every `threshold_steps` steps and used in those between. As residuals grow, elements that reach an old one
     become many. So, beyond the paper, it is found again where fewer than 2/3 k or more than 4/3 k do.
 
-    Carried by an all-gather, everything selected counts. The scheme sums it in regions and sends what reaches a global
-    threshold.
+    Carried by an all-gather, everything selected counts. The collective sums it in regions and sends what reaches a
+    global threshold.
 
     Kept beside the residual, for each bucket under its first parameter: both thresholds, and how selected elements are
     distributed. How many are selected is up to the data, so that the host waits for a GPU.
@@ -54,7 +54,7 @@ class OkTopk(Sparsifier):
     region_steps: int = 64
     source = "Li and Hoefler 2022"
     alike = (GLOBAL, DENSITY)
-    own_schemes = ("oktopk",)
+    own_collectives = ("oktopk",)
 
     def __post_init__(self) -> None:
         if (self.values, self.index_coding) != ("fp32", "none"):

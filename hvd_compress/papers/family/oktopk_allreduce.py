@@ -11,6 +11,8 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives.base import Collective, Exchange, Work
+from hvd_compress.collectives.packed import Packer
 from hvd_compress.compressors.base import Compressor
 from hvd_compress.compressors.finite import all_finite
 from hvd_compress.compressors.sparsifier import Selected
@@ -20,8 +22,6 @@ from hvd_compress.engines.layout import shard
 from hvd_compress.errors import PayloadError, received
 from hvd_compress.papers.family.oktopk import BINS, OkTopk
 from hvd_compress.payload import Payload
-from hvd_compress.schemes.base import Exchange, Scheme, Work
-from hvd_compress.schemes.packed import Packer
 
 COUNT_BYTES = 8
 UNEVEN = 4
@@ -29,7 +29,7 @@ UNEVEN = 4
 
 
 @dataclass(frozen=True)
-class OkTopkAllReduce(Scheme):
+class OkTopkAllReduce(Collective):
     """The O(k) sparse allreduce of Ok-Topk (Li and Hoefler 2022, Algorithm 1), with the residuals of its Algorithm 2.
 
     1. Split and reduce: the bucket has a region for each rank. What a rank has selected in a region it sends to the
@@ -56,7 +56,7 @@ class OkTopkAllReduce(Scheme):
 
     @classmethod
     def carries(cls, compressor: Compressor) -> bool:
-        return not {*cls.names}.isdisjoint(compressor.own_schemes)
+        return not {*cls.names}.isdisjoint(compressor.own_collectives)
 
     @classmethod
     def variants(cls, compressor: Compressor, layout: Layout, can: Capabilities) -> Sequence[Path]:
@@ -90,7 +90,7 @@ class _Exchange(Exchange):
             self._split()
 
     def communicate(self, engine: Engine) -> None:
-        """Which collectives are launched depends on the step, and on counts that all ranks have exchanged."""
+        """Which calls are launched depends on the step, and on counts that all ranks have exchanged."""
         lane, evaluates = self._work.lane, self._work.step % self._compressor.threshold_steps == 0
         if self._counted is not None:
             counts = engine.allgather(self._counted, [BINS] * self._world_size)

@@ -38,9 +38,9 @@ class Kernels:
 
 
 def _key(compressor: Compressor, path: Path) -> tuple[str, str]:
-    """Ratios of one sparsifier are of one kind, and which collectives carry a scheme takes no kernel."""
+    """Ratios of one sparsifier are of one kind, and which calls carry a collective takes no kernel."""
     kind = type(compressor).__name__ if compressor.has_ratio else str(compressor)
-    return kind, path.scheme
+    return kind, path.collective
 
 
 def _between(known: dict[float, float], ratio: float) -> float:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Collective, Probe
 from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.compressors.sparsifier import kept_of
 from hvd_compress.cost.paths import Path
@@ -27,14 +28,13 @@ from hvd_compress.papers.flexible.resumed import Ratios, loaded, saved
 from hvd_compress.papers.flexible.rollout import HOW, Rollout, roll_out
 from hvd_compress.papers.flexible.settings import RatioSettings
 from hvd_compress.policies.fixed import FixedPolicy
-from hvd_compress.policies.open_paths import open_schemes, unforced
+from hvd_compress.policies.open_paths import open_collectives, unforced
 from hvd_compress.policies.prices import Prices, measure
 from hvd_compress.policies.resumed import decided
 from hvd_compress.policies.roots import STAR, VAR, Roots
 from hvd_compress.policies.telling import TellingPolicy
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import PolicySettings, Request
-from hvd_compress.schemes import Probe, Scheme
 from hvd_compress.services.agreement import Agreed, gathered, kernels_s, phases, window
 from hvd_compress.services.base import BucketMetrics, Rollouts
 from hvd_compress.services.watch import Watch
@@ -70,9 +70,9 @@ class Seen:
 
 
 class FlexiblePolicy(TellingPolicy):
-    """Chooses ratio, scheme and algorithms of each bucket. Where nothing may be measured: the ratio in the middle.
+    """Chooses ratio, collective and algorithms of each bucket. Where nothing may be measured: the ratio in the middle.
 
-    Collectives are priced by alpha-beta lines through what was measured of them (Eq. 4), kernels by what they took.
+    Calls are priced by alpha-beta lines through what was measured of them (Eq. 4), kernels by what they took.
     Gains are looked at every LOOK_STEPS steps, or more where steps are short; where that of the ratio in use has moved,
     the bucket's ratio is chosen anew (Eq. 6). Where exchanges take another time, the network is measured again, and all
     are.
@@ -129,14 +129,14 @@ class FlexiblePolicy(TellingPolicy):
     def prepare(self, engine: Engine, parameters: Sequence[Layout]) -> None:
         super().prepare(engine, parameters)
         self._fixed.prepare(engine, parameters)
-        self._parameters = [each for each in parameters if self._schemes(each)]
+        self._parameters = [each for each in parameters if self._collectives(each)]
         self._measure(engine)
 
     def _measure(self, engine: Engine) -> None:
         """Collective, in the engine's thread."""
         if self.measuring_s is not None and self._parameters:
             ends = self._parameters[0], max(self._parameters, key=_numel)
-            ways = [(of, [*self._schemes(of), *unforced(Cast(), of, self.capabilities)[:1]]) for of in ends]
+            ways = [(of, [*self._collectives(of), *unforced(Cast(), of, self.capabilities)[:1]]) for of in ends]
             self._prices = measure(engine, [([[each] for each in found], of) for of, found in ways], self.measuring_s)
 
     def _dense(self, layout: Layout) -> Path | None:
@@ -144,7 +144,7 @@ class FlexiblePolicy(TellingPolicy):
         found = unforced(Cast(), layout, self.capabilities)
         return found[0].path if found else None
 
-    def _schemes(self, layout: Layout) -> list[Scheme]:
+    def _collectives(self, layout: Layout) -> list[Collective]:
         """Return what may carry a bucket: all-gather and AR-Topk, by each algorithm.
 
         "star" stands for VAR, too. The broadcast of indices is the engine's own. Formulas leave none out: what they
@@ -152,8 +152,8 @@ class FlexiblePolicy(TellingPolicy):
         """
         if not layout.numel or layout.sparse or layout.dtype == torch.float64:
             return []
-        found = open_schemes(self._request, layout, self.capabilities)
-        return [scheme for scheme in found if scheme.path.broadcast == "auto"]
+        found = open_collectives(self._request, layout, self.capabilities)
+        return [collective for collective in found if collective.path.broadcast == "auto"]
 
     def setup(self, step: int, buckets: Sequence[Layout], launch: Launch) -> Sequence[Decision]:
         self._watch.begin(launch)
@@ -168,7 +168,7 @@ class FlexiblePolicy(TellingPolicy):
             ]
         self._buckets = {}
         for number, layout in enumerate(buckets) if self._prices is not None else ():
-            if paths := [each.path for each in self._schemes(layout)]:
+            if paths := [each.path for each in self._collectives(layout)]:
                 made = BucketRatio(layout, self._request.compressor, paths, self._dense(layout), self._asked)
                 self._buckets[number] = made
         self._roots = Roots(self._buckets, self.world_size)
@@ -241,7 +241,7 @@ class FlexiblePolicy(TellingPolicy):
         found = {}
         for number in self._buckets:
             ks = tuple(kept_of(ratio, self._layouts[number].numel) for ratio in ratios)
-            found[number] = Probe(self._used[number][1].scheme in (STAR, VAR), ks if looks else None)
+            found[number] = Probe(self._used[number][1].collective in (STAR, VAR), ks if looks else None)
         return found
 
     def note(self, metrics: Sequence[BucketMetrics]) -> Seen | None:

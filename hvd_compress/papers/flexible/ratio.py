@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.cost.paths import Path
@@ -22,7 +22,7 @@ NEW_SHARE = 0.5
 
 def _by_star(path: Path) -> Path:
     """VAR is STAR by another root, which is chosen beside it."""
-    return replace(path, scheme=STAR) if path.scheme == VAR else path
+    return replace(path, collective=STAR) if path.collective == VAR else path
 
 
 class BucketRatio:
@@ -79,9 +79,9 @@ class BucketRatio:
         """Return the seconds of kernels and of communication at a ratio, and the path that takes the fewest in all."""
         compressor = self._sparsifier.with_ratio(ratio)
         kernels_s = {path: self.kernels.seconds(compressor, path) for path in self._paths}
-        found = [schemes.build(compressor, path) for path in self._paths]
-        communicate_s, scheme = cheapest(found, self._layout, prices, kernels_s)
-        return kernels_s[scheme.path], communicate_s, scheme.path
+        found = [collectives.build(compressor, path) for path in self._paths]
+        communicate_s, collective = cheapest(found, self._layout, prices, kernels_s)
+        return kernels_s[collective.path], communicate_s, collective.path
 
     def takes(self, compressor: Compressor, path: Path) -> bool:
         """Whether it may travel so."""
@@ -117,4 +117,4 @@ class BucketRatio:
         """Return what it takes without compression; infinity where it may not travel so, or that was not measured."""
         if self._dense is None:
             return math.inf
-        return cheapest([schemes.build(Cast(), self._dense)], self._layout, prices)[0]
+        return cheapest([collectives.build(Cast(), self._dense)], self._layout, prices)[0]

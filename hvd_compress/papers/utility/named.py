@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Requantize
 from hvd_compress.compressors import Compressor
 from hvd_compress.errors import ConfigError
 from hvd_compress.papers.utility.model import Payload
 from hvd_compress.profiler.profiles import ModelProfile
-from hvd_compress.schemes import Requantize
 
 _SQUARE, _FLAT = Layout.of((1024, 1024)), Layout.of(1024 * 1024)
 

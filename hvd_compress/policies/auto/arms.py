@@ -6,25 +6,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Collective
 from hvd_compress.compressors import Cast
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.limits import MAX_COUNT
 from hvd_compress.policies.auto.quality import DENSE, Candidate
 from hvd_compress.policies.fixed import decide
-from hvd_compress.policies.open_paths import open_schemes, unforced
+from hvd_compress.policies.open_paths import open_collectives, unforced
 from hvd_compress.policies.prices import ByBytes, Prices, cheapest
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request, compression_device
-from hvd_compress.schemes import Scheme
 
 MOST = 10
 """Arms that are tried, those that take the least by the curves: more would take more than 20 steps. Replayed with
 benchmarks/results/controller-grid.json, four of them lose 3 % to the best of all, ten 2 %."""
 
-Ways = Mapping[Candidate, list[Scheme]]
-"""By candidate, the schemes by which it may carry a bucket; the first candidate is what others are compared with."""
+Ways = Mapping[Candidate, list[Collective]]
+"""By candidate, the collectives by which it may carry a bucket; the first is what others are compared with."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Arm:
     Attributes:
         candidate: what it is called, and the steps that it needs.
         decisions: by bucket.
-        predicted: what all their collectives take, in seconds by measured curves; in bytes where nothing was measured.
+        predicted: what all their calls take, in seconds by measured curves; in bytes where nothing was measured.
     """
 
     candidate: Candidate
@@ -81,17 +81,17 @@ class Family(Choices):
         return "as dense in loss (table)" if candidate.factor == 1 else steps
 
     def ways(self, layout: Layout, world_size: int, can: Capabilities) -> Ways:
-        found: dict[Candidate, list[Scheme]] = {}
+        found: dict[Candidate, list[Collective]] = {}
         for candidate in self.candidates:
             built = _countable(unforced(candidate.compressor, layout, can), layout, world_size)
             if built:
                 # What others are compared with is what trains without this package, whatever curves say of another way.
                 found[candidate] = built[:1] if candidate is DENSE else built
-            for scheme in schemes.undominated(built, layout, world_size) if candidate is not DENSE else ():
-                found[replace(candidate, name=f"{candidate.name} by {scheme.path}")] = [scheme]
+            for collective in collectives.undominated(built, layout, world_size) if candidate is not DENSE else ():
+                found[replace(candidate, name=f"{candidate.name} by {collective.path}")] = [collective]
         if len(self.candidates) == 1:  # the algorithm is all there is to choose
-            for path in schemes.variants(DENSE.compressor, layout, can)[1:]:
-                found[Candidate(str(path), DENSE.compressor)] = [schemes.build(DENSE.compressor, path)]
+            for path in collectives.variants(DENSE.compressor, layout, can)[1:]:
+                found[Candidate(str(path), DENSE.compressor)] = [collectives.build(DENSE.compressor, path)]
         return found
 
     def unmeasured(self, layouts: Sequence[Layout], world_size: int, can: Capabilities) -> list[Decision]:
@@ -107,24 +107,26 @@ class Family(Choices):
 @dataclass(frozen=True)
 class Named(Choices):
     """The paths that a request leaves open. The first one is what arithmetic chooses; of a sparsifier that names no
-    scheme, to do without compression."""
+    collective, to do without compression."""
 
     request: Request
 
     def ways(self, layout: Layout, world_size: int, can: Capabilities) -> Ways:
         request = self.request
-        compressor, built = request.compressor, open_schemes(request, layout, can)
-        found: dict[Candidate, list[Scheme]] = {}
-        if compressor.has_ratio and request.scheme == "auto":
-            dense = [p for p in schemes.variants(Cast(), layout, can) if schemes.verb_of(p.scheme) == "allreduce"]
+        compressor, built = request.compressor, open_collectives(request, layout, can)
+        found: dict[Candidate, list[Collective]] = {}
+        if compressor.has_ratio and request.collective == "auto":
+            dense = [
+                p for p in collectives.variants(Cast(), layout, can) if collectives.verb_of(p.collective) == "allreduce"
+            ]
             for path in dense:
                 if request.algorithm in ("auto", path.algorithm):
-                    found[Candidate(str(path), Cast())] = [schemes.build(Cast(), path)]
+                    found[Candidate(str(path), Cast())] = [collectives.build(Cast(), path)]
         elif not compressor.has_ratio:
-            first = schemes.build(compressor, decide(request, layout, world_size, can).path)
-            built = list(dict.fromkeys([first, *schemes.undominated(built, layout, world_size)]))
+            first = collectives.build(compressor, decide(request, layout, world_size, can).path)
+            built = list(dict.fromkeys([first, *collectives.undominated(built, layout, world_size)]))
         own = _countable(built, layout, world_size)
-        found |= {Candidate(str(scheme.path), compressor): [scheme] for scheme in own}
+        found |= {Candidate(str(collective.path), compressor): [collective] for collective in own}
         return found
 
     def unmeasured(self, layouts: Sequence[Layout], world_size: int, can: Capabilities) -> list[Decision]:
@@ -134,26 +136,26 @@ class Named(Choices):
 def leaves_open(request: Request) -> bool:
     """Whether a request leaves a path open that real steps may choose."""
     compressor = request.compressor
-    if not compressor.compresses or schemes.by_name(request.scheme):
+    if not compressor.compresses or collectives.by_name(request.collective):
         return False
-    return request.scheme == "auto" or (compressor.has_ratio and request.algorithm == "auto")
+    return request.collective == "auto" or (compressor.has_ratio and request.algorithm == "auto")
 
 
-def _countable(built: list[Scheme], layout: Layout, world_size: int) -> list[Scheme]:
+def _countable(built: list[Collective], layout: Layout, world_size: int) -> list[Collective]:
     """Leave out what gathers more bytes than transports can count, where there is another way."""
     fits = [
-        scheme
-        for scheme in built
+        collective
+        for collective in built
         if all(
             stage.verb != "allgather" or stage.size * (stage.ranks or world_size) <= MAX_COUNT
-            for stage in scheme.stages(layout, world_size)
+            for stage in collective.stages(layout, world_size)
         )
     ]
     return fits or built
 
 
 def of_each_size(layouts: Sequence[Layout]) -> Iterator[Layout]:
-    """Yield a small, a middle and a large one of each dtype: others have the same collectives."""
+    """Yield a small, a middle and a large one of each dtype: others have the same calls."""
     for dtype in dict.fromkeys(layout.dtype for layout in layouts):
         own = sorted((layout for layout in layouts if layout.dtype == dtype), key=lambda layout: layout.numel)
         yield from dict.fromkeys((own[0], own[len(own) // 2], own[-1]))
@@ -211,8 +213,8 @@ def _as_sent(decision: Decision, layout: Layout) -> object:
 
 
 def _priced(
-    found: Sequence[Scheme], request: Request, layout: Layout, prices: Prices | ByBytes
+    found: Sequence[Collective], request: Request, layout: Layout, prices: Prices | ByBytes
 ) -> tuple[float, Decision]:
     """Return what the cheapest of some ways costs, and its decision."""
-    cost, scheme = cheapest(found, layout, prices)
-    return cost, Decision(scheme.compressor, scheme.path, compression_device(request, layout.device_type))
+    cost, collective = cheapest(found, layout, prices)
+    return cost, Decision(collective.compressor, collective.path, compression_device(request, layout.device_type))

@@ -172,7 +172,7 @@ class AutoPolicy(TellingPolicy):
     def _may_choose(self, layout: Layout, decision: Decision) -> bool:
         ways = self._choices.ways(layout, self.world_size, self.capabilities)
         sent = decision.compressor, decision.path
-        return any((scheme.compressor, scheme.path) == sent for found in ways.values() for scheme in found)
+        return any((collective.compressor, collective.path) == sent for found in ways.values() for collective in found)
 
     def _made(self) -> list[Arm]:
         own = _compressible(self._layouts)

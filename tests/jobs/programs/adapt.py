@@ -1,4 +1,4 @@
-"""Train with the scheme left open, as a user would by default; rank 1 may be killed in the middle.
+"""Train with the collective left open, as a user would by default; rank 1 may be killed in the middle.
 
 usage: adapt.py NONE_OR_KILLED
 """
@@ -36,7 +36,7 @@ def main(misfortune: str) -> None:
         step += 1
     (decision,) = hvd.of(optimizer).decisions.values()
     total = sum(float(parameter.double().sum()) for parameter in model.parameters())
-    print(f"[rank {hvd.rank()}] chose {decision.scheme} {decision.algorithm}, ends at {total!r}", flush=True)
+    print(f"[rank {hvd.rank()}] chose {decision.collective} {decision.algorithm}, ends at {total!r}", flush=True)
 
 
 if __name__ == "__main__":

@@ -51,4 +51,4 @@ if __name__ == "__main__":
     optimizer, exact = train(hvd.Compression.topk(1.0).by(collective="star", algorithm="ring"))
     torch.testing.assert_close(exact, stock, rtol=1e-5, atol=1e-6)
     (decision,) = of(optimizer).decisions.values()
-    print(f"[rank {hvd.rank()}] sent by {decision.scheme} with {decision.algorithm}", flush=True)
+    print(f"[rank {hvd.rank()}] sent by {decision.collective} with {decision.algorithm}", flush=True)

@@ -45,7 +45,7 @@ ALLOWED = {
         "policies",
         "services",
         "request",
-        "schemes",
+        "collectives",
         "settings",
     }
 }

@@ -50,7 +50,7 @@ def skip_nan(rank: int) -> None:
     optimizer = optimizer_of(ddp)
     for step in range(8):
         # those of the coming step
-        skipped = [names for names, decision in hc.of(ddp).decisions.items() if decision.path.scheme == "skip"]
+        skipped = [names for names, decision in hc.of(ddp).decisions.items() if decision.path.collective == "skip"]
         before = remembered(hc.state_dict(ddp))["residuals"]
         optimizer.zero_grad()
         if step == 4 and rank == 1:

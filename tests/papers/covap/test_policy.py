@@ -111,7 +111,7 @@ def test_a_gradient_that_is_not_finite_in_a_skipped_bucket_is_dropped(bad: float
         hurts = 0
         for step in range(8):
             skipped = [
-                names[0] for names, d in of(optimizer).decisions.items() if d.scheme == "skip" and len(names) > 1
+                names[0] for names, d in of(optimizer).decisions.items() if d.collective == "skip" and len(names) > 1
             ]
             before = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
             hurt = skipped[0] if engine.rank == 1 and skipped and step in (4, 5) else None
@@ -143,7 +143,7 @@ def test_a_step_that_is_not_finite_changes_no_residual_of_a_skipped_bucket() -> 
     def body(engine: InProcessEngine):
         parameters, optimizer = on_engine(engine, REQUEST)
         for step in range(5):
-            sent = [names[0] for names, d in of(optimizer).decisions.items() if d.scheme != "skip"]
+            sent = [names[0] for names, d in of(optimizer).decisions.items() if d.collective != "skip"]
             before = remembered(optimizer.state_dict()["hvd_compress"])["residuals"]
             hurt = sent[0] if engine.rank == 1 and step == 4 else None
             loss = sum(
@@ -336,7 +336,7 @@ def test_what_sends_all_in_each_step_is_a_plan(tmp_path: FilePath) -> None:
     backward(parameters, 0, 0)
     optimizer.step()
     of(optimizer).save_plan(tmp_path / "plan.json")
-    assert {entry.scheme for entry in plan_schema.read(tmp_path / "plan.json").buckets} == {"dense"}
+    assert {entry.collective for entry in plan_schema.read(tmp_path / "plan.json").buckets} == {"dense"}
 
 
 def test_decisions_that_take_turns_are_told_once(tmp_path: FilePath) -> None:

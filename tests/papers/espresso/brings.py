@@ -105,7 +105,7 @@ _OPTIONS = (
 
 
 def _decoders(compressors: Mapping[str, Compressor]) -> list[tuple[str, str]]:
-    """Return (compressor, scheme): whatever unpacks what another rank has packed."""
+    """Return (compressor, collective): whatever unpacks what another rank has packed."""
     carried = [name for name, each in compressors.items() if each.compresses and ByOption.carries(each)]
     return [(name, _OPTIONS[number % len(_OPTIONS)]) for number, name in enumerate(carried)]
 
@@ -126,16 +126,16 @@ BY_NAME = {
     "topk": ["hierarchical-both", "hierarchical-within", "hitopk", "parameter-server"],
     "dense": ["parameter-server"],
 }
-"""Schemes that run by name alone, of some compressions."""
+"""Collectives that run by name alone, of some compressions."""
 ADDING = ["parameter-server"]
-"""Schemes that add what an all-gather would."""
+"""Collectives that add what an all-gather would."""
 NOT_BY_HOSTS = [
     (PowerSGD(2), "hierarchical-within"),
     (CompressedMomentum(), "parameter-server"),  # what the server adds is a momentum
     (EFSign(), "hitopk"),
     (Cast(), "hierarchical-within"),
 ]
-"""What such a scheme cannot carry."""
+"""What such a collective cannot carry."""
 
 ALLOWED = {
     "papers/espresso": {
@@ -167,7 +167,7 @@ ALLOWED = {
         "profiler",
         "request",
         "schema",
-        "schemes",
+        "collectives",
         "services.base",
         "session.clocks",
         "session.gradient_times",

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Work
 from hvd_compress.compressors import (
     DGC,
     QSGD,
@@ -34,9 +35,8 @@ from hvd_compress.papers.espresso.options import Constraints, options
 from hvd_compress.papers.espresso.tree.feedback import PartCompressor
 from hvd_compress.papers.espresso.tree.walk import parse, walk
 from hvd_compress.payload import Payload
-from hvd_compress.schemes import Work
 from tests.harness import COMPRESSORS
-from tests.unit.schemes.steps import LAYOUT, NUMEL, Step, gradient_of, steps
+from tests.unit.collectives.steps import LAYOUT, NUMEL, Step, gradient_of, steps
 
 STEPS = 3
 PLACES = {
@@ -55,7 +55,7 @@ CARRIED = [name for name, compressor in COMPRESSORS.items() if compressor.compre
 
 @dataclass(frozen=True)
 class Seen(Step):
-    """One step of one rank, and its collectives with their bytes."""
+    """One step of one rank, and its calls with their bytes."""
 
     calls: list[tuple[str, int]]
 
@@ -287,7 +287,7 @@ def test_collectives_are_those_of_its_name_and_what_it_is_priced_by(option: str,
     compressor = TopK(0.1) if "comp" in option else Cast()
     calls = exchange(compressor, option)[0][-1].calls
     assert [verb for verb, _ in calls] == verbs
-    stages = schemes.stages(compressor, Path(option), LAYOUT, 4, PLACES["2 hosts"])
+    stages = collectives.stages(compressor, Path(option), LAYOUT, 4, PLACES["2 hosts"])
     assert [stage.verb for stage in stages] == verbs
     for stage, (verb, nbytes) in zip(stages, calls, strict=True):
         pieces = 4 if verb == "alltoall" else 1
@@ -299,7 +299,7 @@ def test_the_result_travels_in_the_dtype_of_the_gradient_and_is_priced_so() -> N
     option = "reduce_scatter@within allreduce@across allgather@within"
     calls = exchange(Cast(), option, dtype=torch.float16)[0][-1].calls
     layout = Layout(LAYOUT.names, LAYOUT.shapes, torch.float16)
-    stages = schemes.stages(Cast(), Path(option), layout, 4, PLACES["2 hosts"])
+    stages = collectives.stages(Cast(), Path(option), layout, 4, PLACES["2 hosts"])
     assert [nbytes for _, nbytes in calls] == [stage.size for stage in stages]
     assert calls[2][1] == calls[1][1] / 2
 
@@ -324,7 +324,7 @@ def test_the_result_travels_in_the_dtype_of_the_gradient_and_is_priced_so() -> N
 )
 def test_what_is_no_option_or_does_not_fit(option: str, compressor: Compressor, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        schemes.build(compressor, Path(option))
+        collectives.build(compressor, Path(option))
     assert words in str(caught.value)
 
 
@@ -349,8 +349,8 @@ def test_hosts_with_different_numbers_of_ranks() -> None:
     assert walk("allreduce@all", 100, (0, 0, 1))
 
 
-def test_fused_kernels_give_the_bits_of_the_schemes_that_exist() -> None:
-    """Where a scheme of its own does the same, the result is the same, to the bit."""
+def test_fused_kernels_give_the_bits_of_the_collectives_that_exist() -> None:
+    """Where a collective of its own does the same, the result is the same, to the bit."""
     for compressor in (TopK(0.1), EFSign(), BlockQuantizer(4)):
         ours = exchange(compressor, "comp allgather*@all decomp")
         other = exchange(compressor, "allgather")

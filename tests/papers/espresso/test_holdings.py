@@ -1,4 +1,4 @@
-"""What the planner prices is what schemes carry out: parts, payloads and ranks at each task of every option."""
+"""What the planner prices is what collectives carry out: parts, payloads and ranks at each task of every option."""
 
 from __future__ import annotations
 

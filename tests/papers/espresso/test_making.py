@@ -125,7 +125,7 @@ class TestConstraints:
         tasks = [task for option in made.planned.problem.options for task in option.tasks]
         assert not any(task.compressed and task.link == "within" for task in tasks)
 
-    def test_an_option_that_no_scheme_carries_out(self, inputs: Inputs) -> None:
+    def test_an_option_that_no_collective_carries_out(self, inputs: Inputs) -> None:
         name = "comp@training allgather*@all decomp@host"
         with pytest.raises(
             PlanError, match=rf"'{re.escape(name)}' cannot be run with TopK.*; .* can, such as 'allreduce@all'"
@@ -187,13 +187,13 @@ def test_bad_files_are_told_by_file_and_field(file: str, content: Any, words: st
         inputs_in(profile_files.write(tmp_path, **{file: content}))
 
 
-def test_a_compressor_that_no_scheme_carries_out(tmp_path: Path) -> None:
+def test_a_compressor_that_no_collective_carries_out(tmp_path: Path) -> None:
     said_of_it = compressor(compressor={"name": "powersgd", "rank": 2}, payload={"per_element_bytes": 0.4})
     folder = profile_files.write(tmp_path, compressor=said_of_it)
     (folder / "model.json").write_text(json.dumps({"model": "flat", "tensors": [said()["model"]["tensors"][1]]}))
     content = {**said_of_it, "payload": {"per_element_bytes": 4.0}}  # PowerSGD sends a flat tensor as it is
     (folder / "compressor.json").write_text(json.dumps(content))
-    with pytest.raises(PlanError, match=r"compressor.json: compressor: no scheme carries out .* PowerSGD"):
+    with pytest.raises(PlanError, match=r"compressor.json: compressor: no collective carries out .* PowerSGD"):
         make(inputs_in(folder))
 
 
@@ -264,7 +264,7 @@ def test_a_run_decides_as_planned(number: int, inputs: Inputs, tmp_path: Path) -
         assert (result == found[0][1]).all()
         assert list(decisions) == [entry.parameters for entry in plan.buckets]
         for decision, entry in zip(decisions.values(), plan.buckets, strict=True):
-            assert decision.path == Way(entry.scheme, entry.algorithm)
+            assert decision.path == Way(entry.collective, entry.algorithm)
             assert decision.compressor in (Cast(), TopK(profile_files.RATIO))
             assert decision.compressor == compressor_of(entry.compressor)
 

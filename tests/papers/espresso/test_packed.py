@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Work
 from hvd_compress.compressors import TopK
 from hvd_compress.errors import PayloadError
 from hvd_compress.papers.espresso.tree.packed import ListPacker, template_of
-from hvd_compress.schemes import Work
 
 COMPRESSOR = TopK(0.1)
 LAYOUTS = Layout.of(200), Layout.of(31)

@@ -35,7 +35,7 @@ def test_four_ranks_do_what_was_planned(tmp_path: Path) -> None:
     found = re.search(r"decisions: (.*)", job.output)
     assert found is not None, job.output
     assert json.loads(found[1]) == [
-        [list(entry.parameters), str(Way(entry.scheme, entry.algorithm)), compressor.sent_ratio]
+        [list(entry.parameters), str(Way(entry.collective, entry.algorithm)), compressor.sent_ratio]
         for entry, compressor in zip(entries, compressors, strict=True)
     ]
     compared = CliRunner().invoke(main, ["plan", "compare", str(plan), str(timeline), "--picture", str(picture)])

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from hvd_compress.collectives.phases import PhaseSpans
 from hvd_compress.engines.base import Call
 from hvd_compress.errors import ConfigError
 from hvd_compress.events.timeline import Timeline, TraceRecord
 from hvd_compress.papers.espresso.timeline.reading import read
-from hvd_compress.schemes.phases import PhaseSpans
 
 
 def spans(start: float) -> PhaseSpans:

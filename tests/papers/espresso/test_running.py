@@ -1,12 +1,14 @@
-"""What runs an option: each path beside the collectives that it really launches."""
+"""What runs an option: each path beside the calls that it really launches."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Work
+from hvd_compress.collectives.groups import leaders, within_host
 from hvd_compress.compressors import DGC, BlockQuantizer, Cast, Compressor, EFSign, OneBit, PowerSGD, TopK
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Call, Engine
@@ -17,8 +19,6 @@ from hvd_compress.papers.espresso.groups import same_place
 from hvd_compress.papers.espresso.options import UNCOMPRESSED, Constraints, Option, by_name, options
 from hvd_compress.papers.espresso.running import ENGINES, TABLE, Run, runnable
 from hvd_compress.profiler.profiles import SystemProfile
-from hvd_compress.schemes import Work
-from hvd_compress.schemes.groups import leaders, within_host
 from tests.papers.espresso.test_prices import ACROSS, WITHIN
 
 TOPK, INT8 = TopK(0.01), BlockQuantizer(8)
@@ -29,7 +29,7 @@ MADE_OF = {"reduce": ("reduce_scatter", "gather")}
 
 
 def launched(compressor: Compressor, path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Return the collectives of rank 0 of four on two hosts in one step: verb and link."""
+    """Return the calls of rank 0 of four on two hosts in one step: verb and link."""
     seen: list[tuple[str, str]] = []
     note = Engine.note
 
@@ -47,7 +47,7 @@ def launched(compressor: Compressor, path: Path, monkeypatch: pytest.MonkeyPatch
         state = BucketState(residual if compressor.error_feedback else None)
         gradient = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(engine.rank))
         work = Work(gradient, LAYOUT, 1, 0, 0.25, state, engine.rank, 1.0, 4, hosts=engine.hosts)
-        exchange = schemes.build(compressor, path).exchange(work, engine.rank, 4)
+        exchange = collectives.build(compressor, path).exchange(work, engine.rank, 4)
         exchange.encode()
         exchange.communicate(engine)
         exchange.decode()
@@ -72,7 +72,7 @@ OWN = [(words, name) for words in TABLE for name in COMPRESSORS if RUNS[name][TR
 
 
 @pytest.mark.parametrize(("words", "name"), OWN)
-def test_a_scheme_of_its_own_launches_what_its_option_says(
+def test_a_collective_of_its_own_launches_what_its_option_says(
     words: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RUNS[name][TREE[words]]
@@ -108,9 +108,9 @@ def test_what_has_two_rounds_runs_no_option_that_compresses() -> None:
     assert not any(option.compressions for option in runnable(PowerSGD(2), system(2, 2)))
 
 
-def test_what_keeps_a_state_runs_where_a_scheme_of_its_own_carries_it() -> None:
+def test_what_keeps_a_state_runs_where_a_collective_of_its_own_carries_it() -> None:
     found = runnable(DGC(0.01), system(2, 2))
-    assert {run.path.scheme for option, run in found.items() if option.compressions} == {
+    assert {run.path.collective for option, run in found.items() if option.compressions} == {
         "allgather",
         "parameter-server",
     }
@@ -123,9 +123,9 @@ def test_one_host_or_one_rank_each_leaves_flat_options(hosts: int, ranks: int) -
     assert not any(option.hierarchical for option in found)
 
 
-def test_many_ranks_leave_schemes_of_their_own() -> None:
+def test_many_ranks_leave_collectives_of_their_own() -> None:
     few, many = (runnable(TOPK, system(hosts, 8)) for hosts in (16, 17))
-    named = {option: run for option, run in few.items() if "@" not in run.path.scheme}
+    named = {option: run for option, run in few.items() if "@" not in run.path.collective}
     assert many == named
     assert len(few) > 100 > len(named) > 5
 

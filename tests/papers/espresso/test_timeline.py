@@ -139,7 +139,7 @@ class TestByHand:
         assert end(self.BACKWARD, [self.CPU, self.PLAIN, self.GPU]) == 10
 
     def test_divisible_or_not(self) -> None:
-        """Figure 5 (a) and (b): of two schemes for the first tensor, either is better, by the second's computation."""
+        """Figure 5 (a) and (b): of two collectives for the first tensor, either is better, by what comes next."""
         indivisible: Chain = [(TRAINING, 1), (ACROSS, 4), (TRAINING, 1)]
         divisible: Chain = [(TRAINING, 1), (ACROSS, 1), (TRAINING, 2), (ACROSS, 1), (TRAINING, 1)]
         short, long = (2, 1), (2, 8)
@@ -186,7 +186,7 @@ def test_gradients_that_take_no_time_are_there_with_the_one_before() -> None:
 
 
 def test_of_those_ready_at_once_the_earlier_tensor_comes_first() -> None:
-    # at 2 the first one's collective across hosts and the second's, whose computation is done, are ready
+    # at 2 the first one's call across hosts and the second's, whose computation is done, are ready
     spans = problem((1, 1), [[[(WITHIN, 1), (ACROSS, 5)]], [[(ACROSS, 5)]]]).spans([0, 0])
     assert [span.tensor for span in spans if span.lane == ACROSS] == [0, 1]
 

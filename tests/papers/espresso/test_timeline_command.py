@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hvd_compress.cli.main import main
+from hvd_compress.collectives.phases import PhaseSpans
 from hvd_compress.engines.calls import Call
 from hvd_compress.events.timeline import Timeline, TraceRecord
 from hvd_compress.papers.espresso.timeline.reading import read
 from hvd_compress.papers.espresso.timeline.traced import side_by_side, traced_boxes
-from hvd_compress.schemes.phases import PhaseSpans
 
 
 def spans(begin: float, sends: float) -> PhaseSpans:

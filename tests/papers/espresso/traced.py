@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hvd_compress.collectives.phases import PhaseSpans
 from hvd_compress.engines.base import Call
 from hvd_compress.events.timeline import Timeline, TraceRecord
 from hvd_compress.policies.plan_schema import Plan
-from hvd_compress.schemes.phases import PhaseSpans
 
 
 def traced(path: Path, plan: Plan, steps: int = 3, names: list[str] | None = None, candidate: str = "") -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.papers.family import oktopk_allreduce
 from hvd_compress.papers.family.atomo import ATOMO
 from hvd_compress.papers.family.compressions import Family
@@ -68,7 +68,7 @@ DIGEST_FILES = [Path(__file__).with_name("digests.json")]
 """What they train is the same from commit to commit: tests/digests.py."""
 
 FLAT = ["oktopk"]
-"""Schemes over all ranks alike."""
+"""Collectives over all ranks alike."""
 NOT_PRICED = FLAT
 """Their first step also evaluates thresholds and regions, which `stages` leaves out."""
 EVEN = {"oktopk": (oktopk_allreduce, "UNEVEN", math.inf)}
@@ -89,15 +89,17 @@ BY_HOSTS = {
     "randomk": RandomK(0.1),
     "qsgd": QSGD(4),
 }
-"""Compressors for schemes that heed hosts."""
+"""Compressors for collectives that heed hosts."""
 _NOT_BY_HOSTS = (
     (DGC(0.1), "hierarchical-both"),  # a payload is a velocity
     (RandomK(0.1), "parameter-server"),
     (SignSGD(), "parameter-server"),  # a vote is no sum
     (SignSGD(), "hierarchical-both"),
 )
-NOT_BY_HOSTS = [(compressor, scheme) for compressor, scheme in _NOT_BY_HOSTS if scheme in schemes.labels()]
-"""What such a scheme cannot carry."""
+NOT_BY_HOSTS = [
+    (compressor, collective) for compressor, collective in _NOT_BY_HOSTS if collective in collectives.labels()
+]
+"""What such a collective cannot carry."""
 NOT_BY_REDUCE_SCATTER = {"SignSGD": Family.signsgd()}
 """Nor that of FSDP; by the name of the class."""
 SPARSIFIERS = {
@@ -156,7 +158,7 @@ ALLOWED = {
         "native",
         "payload",
         "request",
-        "schemes",
+        "collectives",
     }
 }
 """What the modules of this guest may import of the package."""

@@ -9,6 +9,7 @@ import torch
 
 from hvd_compress import compressors
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import build
 from hvd_compress.compressors import TopK
 from hvd_compress.compressors.sparse_coding import INDEX_CODINGS, VALUES
 from hvd_compress.cost.paths import Path
@@ -21,7 +22,6 @@ from hvd_compress.papers.family.randomk import RandomK
 from hvd_compress.papers.family.threshold import Threshold
 from hvd_compress.payload import Payload
 from hvd_compress.request.request import Request
-from hvd_compress.schemes import build
 
 LAYOUT = Layout.of(91, 7, 1, 0, 360)
 NUMEL = LAYOUT.numel

@@ -1,4 +1,4 @@
-"""What Ok-Topk selects on one rank, and what it remembers; its exchange has tests of its own (schemes)."""
+"""What Ok-Topk selects on one rank, and what it remembers; its exchange has tests of its own (collectives)."""
 
 from __future__ import annotations
 

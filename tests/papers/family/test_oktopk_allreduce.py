@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Work
+from hvd_compress.collectives.packed import Packer
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import PayloadError
 from hvd_compress.feedback.residual import Residual
 from hvd_compress.feedback.states import BucketState
 from hvd_compress.papers.family.oktopk import DENSITY, GLOBAL, OkTopk
 from hvd_compress.papers.family.oktopk_allreduce import OkTopkAllReduce
-from hvd_compress.schemes import Work
-from hvd_compress.schemes.packed import Packer
 
 NUMEL = 3000
 OFTEN = OkTopk(0.02, threshold_steps=4, region_steps=3)
@@ -152,7 +152,7 @@ def test_a_rank_sends_at_most_6k_values(gradients: Callable[[int, int], torch.Te
     """6k (N-1)/N words of 4 bytes, on average over ranks; from a first few steps on, in which residuals grow fast."""
     k = round(ratio * NUMEL)
     ranks = train(size, 40, OkTopk(ratio, threshold_steps=10, region_steps=20), gradients)
-    most = 24 * k * (size - 1) / size + 4 * 96 * (size - 1)  # headers of four collectives
+    most = 24 * k * (size - 1) / size + 4 * 96 * (size - 1)  # headers of four calls
     sent = [sum(steps[step].sent_bytes for steps in ranks) / size for step in range(40)]
     assert max(sent[step] for step in range(10, 40) if step % 10) <= most
     # To evaluate thresholds takes 4 bytes a sum beside it, of which there may be N k.

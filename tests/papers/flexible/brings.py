@@ -31,7 +31,7 @@ ALLOWED = {
         "policies",
         "services",
         "request",
-        "schemes",
+        "collectives",
         "session.session",
         "settings",
     }

@@ -20,7 +20,7 @@ def test_between_ratios_it_is_linear_and_beyond_them_that_of_the_nearest() -> No
     assert found == pytest.approx([1.0, 1.0, 1.5, 2.0, 2.0])
 
 
-def test_compressors_and_schemes_are_kept_apart() -> None:
+def test_compressors_and_collectives_are_kept_apart() -> None:
     kernels = Kernels()
     kernels.note(TopK(0.01), ALL, 1.0)
     kernels.note(BlockQuantizer(4), ALL, 0.25)

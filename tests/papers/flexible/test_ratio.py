@@ -43,7 +43,7 @@ def test_ring_and_tree_are_among_the_paths() -> None:
         request = Compression.flexible()
         policy = FlexiblePolicy(request, Flexible())
         policy.prepare(engine, [Layout.of(1000)])
-        return [str(scheme.path) for scheme in policy._schemes(Layout.of(1000))]
+        return [str(collective.path) for collective in policy._collectives(Layout.of(1000))]
 
     (found, _) = run_ranks(2, body)
     assert {"allgather", "allgather-ring", "star", "star-ring", "star-tree"} <= set(found)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hvd_compress import of
+from hvd_compress.collectives import ARTopk
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import TopK
 from hvd_compress.cost import paths
@@ -19,7 +20,6 @@ from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.papers.flexible.policy import FlexiblePolicy
 from hvd_compress.policies import FixedPolicy
 from hvd_compress.request.request import Request
-from hvd_compress.schemes import ARTopk
 from hvd_compress.settings import Settings
 from tests.harness import flat_residual, make_optimizer
 
@@ -126,7 +126,7 @@ def test_training_goes_on_to_the_bit_as_if_there_had_been_none(monkeypatch: pyte
     Of two ranks' values all algorithms make the same sum.
     """
     ways = [ARTopk(TopK(0.05), paths.Path("star")), ARTopk(TopK(0.05), paths.Path("star", "ring"))]
-    monkeypatch.setattr(FlexiblePolicy, "_schemes", lambda *_: ways)
+    monkeypatch.setattr(FlexiblePolicy, "_collectives", lambda *_: ways)
 
     def go_on(run: SimpleNamespace) -> list[torch.Tensor]:
         session = run.optimizer._reducer.session

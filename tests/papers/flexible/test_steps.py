@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from hvd_compress import of
+from hvd_compress.collectives import Observed
 from hvd_compress.compression import Compression
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.papers.flexible.resumed import loaded
 from hvd_compress.request.request import Request
-from hvd_compress.schemes import Observed
 from hvd_compress.settings import Settings
 from tests.harness import backward, flat_gradient, flat_residual, gradient, make_optimizer, make_parameters, on_engine
 from tests.logged import events_of
@@ -42,9 +42,9 @@ def no_kernel_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
     by_path = Prices.by_path
 
     def dear(self: Prices, found, layout):  # type: ignore[no-untyped-def]
-        schemes = list(found)
-        taken = by_path(self, schemes, layout)
-        sizes = {s.path: sum(stage.size for stage in s.stages(layout, self.curves.world_size)) for s in schemes}
+        collectives = list(found)
+        taken = by_path(self, collectives, layout)
+        sizes = {s.path: sum(stage.size for stage in s.stages(layout, self.curves.world_size)) for s in collectives}
         return {path: 1e-3 + 1e-6 * sizes[path] for path in taken}
 
     monkeypatch.setattr(Prices, "by_path", dear)
@@ -139,7 +139,7 @@ def dense_is_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     from hvd_compress.policies.prices import Prices
 
     def cheap(self: Prices, found, layout):  # type: ignore[no-untyped-def]
-        return {scheme.path: 1.0 if scheme.compressor.compresses else 1e-9 for scheme in found}
+        return {collective.path: 1.0 if collective.compressor.compresses else 1e-9 for collective in found}
 
     monkeypatch.setattr(Prices, "by_path", cheap)
 
@@ -177,9 +177,9 @@ def test_what_kernels_take_is_noted_of_what_a_step_travelled_by() -> None:
             backward(parameters, engine.rank, step)
             optimizer.step()
             for number, d in enumerate(optimizer._reducer.session.buckets.every):
-                used.setdefault(number, []).append((d.decision.scheme, d.decision.ratio))
+                used.setdefault(number, []).append((d.decision.collective, d.decision.ratio))
             if step == 0:
-                first = {each.scheme for each in of(optimizer).decisions.values()}
+                first = {each.collective for each in of(optimizer).decisions.values()}
         assert first == {"star"}
         found = []
         for number, bucket in optimizer._reducer.session.policy._buckets.items():

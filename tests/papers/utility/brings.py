@@ -64,7 +64,7 @@ ALLOWED = {
         "policies.plan_settings",
         "profiler",
         "profiler.profiles",
-        "schemes",
+        "collectives",
         "units",
     }
 }

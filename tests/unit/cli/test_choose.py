@@ -22,9 +22,9 @@ def test_json_has_the_promised_shape() -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     assert set(found) == {"candidates", "winner"}
-    names = [(row["scheme"], row["algorithm"]) for row in found["candidates"]]
+    names = [(row["collective"], row["algorithm"]) for row in found["candidates"]]
     assert names == [("allgather", "auto"), ("artopk", "ring"), ("artopk", "tree")]
-    assert all(set(row) == {"scheme", "algorithm", "seconds"} for row in found["candidates"])
+    assert all(set(row) == {"collective", "algorithm", "seconds"} for row in found["candidates"])
     k, alpha, beta = 255_570, 1e-3, 8 / 5e9
     expected = [3 * alpha + 56 * k * beta, 17 * alpha + 19 * k * beta, 9 * alpha + 36 * k * beta]  # section 3-D, Eq. 4
     assert [row["seconds"] for row in found["candidates"]] == pytest.approx(expected)

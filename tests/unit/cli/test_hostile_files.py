@@ -33,7 +33,7 @@ PLAN = {
     "version": 1,
     "world_size": 4,
     "buckets": [{"parameters": [name], "compressor": {"name": "topk", "ratio": 0.1}} for name in SHAPES],
-    "default": {"compressor": {"name": "blocks", "bits": 8}, "scheme": "allgather"},
+    "default": {"compressor": {"name": "blocks", "bits": 8}, "collective": "allgather"},
 }
 DEEP = 100_000
 TEXTS: dict[str, bytes] = {

@@ -23,11 +23,11 @@ def test_every_compression_is_listed() -> None:
     assert by_name["int4"]["bits"] == 4.25
     assert by_name["topk"] == {
         **{"name": "topk", "kind": "sparsifier", "fixed": True, "error_feedback": True},
-        **{"bits": 64 * 10486 / 2**20, "schemes": ["allgather", "artopk", "star", "var"]},
+        **{"bits": 64 * 10486 / 2**20, "collectives": ["allgather", "artopk", "star", "var"]},
         "by_name": ["hierarchical", *of_guests["topk"]],
         "source": "Aji and Heafield 2017",
     }
-    assert by_name["dense"]["schemes"] == ["alltoall", "dense"]
+    assert by_name["dense"]["collectives"] == ["alltoall", "dense"]
     assert by_name["dense"]["by_name"] == ["hierarchical", *of_guests["dense"]]
     assert by_name["powersgd"]["by_name"] == ["hierarchical"]
 
@@ -50,7 +50,7 @@ def test_words_of_the_table_are_whole(monkeypatch: pytest.MonkeyPatch, columns: 
     assert max(map(len, output.splitlines())) <= columns
     words = {word.strip(",;.") for word in output.split()}
     for row in rows:
-        for word in [row["name"], *row["kind"].split(), *row["schemes"], *row["source"].split()]:
+        for word in [row["name"], *row["kind"].split(), *row["collectives"], *row["source"].split()]:
             assert word.strip(",;.") in words, word
     assert {"name", "feedback", "collectives", "source"} <= words
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.compression import Compression
 from hvd_compress.compression.named import request_of
 from hvd_compress.compressors import TopK
@@ -56,8 +56,8 @@ def test_each_takes_what_its_policy_leaves_to_it(name: str, needed: dict[str, An
 def test_each_goes_by_every_collective_that_carries_it(name: str, needed: dict[str, Any]) -> None:
     request = request_of(name, needed)
     if request.policy is None or "collective" in request.policy.takes:
-        for collective in schemes.requests_for(request.compressor):
-            assert request.by(collective=collective).scheme == collective
+        for collective in collectives.requests_for(request.compressor):
+            assert request.by(collective=collective).collective == collective
         with pytest.raises(ConfigError, match=r"unknown collective 'alltoal'; known here are auto, .*hierarchical"):
             request.by(collective="alltoal")
 

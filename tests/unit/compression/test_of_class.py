@@ -26,7 +26,7 @@ def test_its_settings_are_those_of_the_class() -> None:
     assert (signs.__name__, signs.__doc__) == ("signs", "Send signs.")
     assert list(inspect.signature(signs).parameters) == ["layerwise"]
     with pytest.raises(MovedArgumentError, match=r"write Compression\.signs\(\)\.by\(collective=\"allgather\"\)"):
-        signs(scheme="allgather")
+        signs(collective="allgather")
 
 
 def test_each_compressor_of_the_core_has_a_function() -> None:

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Work, build
+from hvd_compress.collectives.requantize import shards
 from hvd_compress.compressors import BlockQuantizer, TopK
 from hvd_compress.compressors.blocks import mixed
 from hvd_compress.cost.paths import Path
@@ -21,8 +23,6 @@ from hvd_compress.feedback.states import BucketState
 from hvd_compress.payload import Payload
 from hvd_compress.policies.fixed import decide
 from hvd_compress.request.request import Request
-from hvd_compress.schemes import Work, build
-from hvd_compress.schemes.requantize import shards
 from tests.covering import covering
 from tests.exchanges import NUMELS, PATHS, normal, step
 
@@ -208,11 +208,11 @@ CAN = InProcessWorld(1).engine(0).capabilities
 )
 def test_the_path_goes_by_bytes_and_messages(numel: int, size: int, path: str) -> None:
     decision = decide(Request(BlockQuantizer(4)), Layout.of(numel), size, CAN)
-    assert decision.scheme == path
+    assert decision.collective == path
     assert decision.reason == f"fewest bytes with {size} ranks, a message counting as 16 KiB"
 
 
-def test_a_scheme_that_the_engine_lacks_is_refused_before_the_first_step() -> None:
+def test_a_collective_that_the_engine_lacks_is_refused_before_the_first_step() -> None:
     can = Capabilities(("allreduce", "allgather", "alltoall", "broadcast"), (), (torch.float32,))
     request = Request(BlockQuantizer(4), "gather-broadcast")
     with pytest.raises(UnsupportedError, match=r"gather-broadcast.*has allreduce, allgather, alltoall, broadcast"):

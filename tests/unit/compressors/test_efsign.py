@@ -7,14 +7,14 @@ import torch
 
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives.allgather import AllGather
+from hvd_compress.collectives.base import Work
 from hvd_compress.compressors.base import Input
 from hvd_compress.compressors.efsign import EFSign, SentSigns
 from hvd_compress.compressors.topk import TopK
 from hvd_compress.feedback.residual import Residual
 from hvd_compress.feedback.states import BucketState, States
 from hvd_compress.payload import Payload
-from hvd_compress.schemes.allgather import AllGather
-from hvd_compress.schemes.base import Work
 
 LAYOUT = Layout.of(700, (30, 41), 3, 5000)
 STEPS = 5
@@ -63,7 +63,7 @@ def test_steps_of_a_bucket_take_one_pass(monkeypatch: pytest.MonkeyPatch) -> Non
         assert state.residual.kept.deferred is not None
 
 
-def test_its_scheme_does_not_ask_for_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_collective_does_not_ask_for_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take more passes than are spared."""
     monkeypatch.setattr(SentSigns, "subtracted", None)
     state = States().bind(LAYOUT)

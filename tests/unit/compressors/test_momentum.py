@@ -115,7 +115,7 @@ def test_what_can_be_asked_for() -> None:
     request = Compression.momentum(0.5, 10, BlockQuantizer(2)).by(collective="alltoall-allgather")
     assert request.compressor == CompressedMomentum(0.5, BlockQuantizer(2))
     assert request.policy == Warmup(DenseMomentum(0.5), 10)
-    assert request.scheme == "alltoall-allgather"
+    assert request.collective == "alltoall-allgather"
 
 
 def test_a_plan_names_it_with_what_compresses_it(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives.requantize import shards
 from hvd_compress.compressors import Input, OneBit, chunked
 from hvd_compress.compressors.onebit import row_sums
 from hvd_compress.engines import wire
@@ -15,7 +16,6 @@ from hvd_compress.errors import ConfigError, PayloadError
 from hvd_compress.feedback.residual import Residual
 from hvd_compress.feedback.states import BucketState
 from hvd_compress.payload import Payload
-from hvd_compress.schemes.requantize import shards
 from tests.covering import covering
 from tests.exchanges import NUMELS, PATHS, normal, step, whole
 

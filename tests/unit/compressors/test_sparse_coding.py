@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import build, stages
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import FixedRatio, Sparsifier, TopK
 from hvd_compress.compressors.sparse_coding import INDEX_CODINGS, VALUES, SparseCoding
@@ -15,7 +16,6 @@ from hvd_compress.cost.paths import Path
 from hvd_compress.errors import ConfigError, PayloadError
 from hvd_compress.payload import Payload
 from hvd_compress.request.request import Request
-from hvd_compress.schemes import build, stages
 from tests.brought import brought
 
 NUMEL = 10_007

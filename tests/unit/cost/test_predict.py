@@ -1,4 +1,4 @@
-"""Predictions: the paper's table, schemes as they really run, and the choice."""
+"""Predictions: the paper's table, collectives as they really run, and the choice."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Requantize, Work, build, carries, labels, parse, stages, variants, verb_of
 from hvd_compress.compressors import BlockQuantizer, Cast, Compressor, EFSign, PowerSGD, TopK
 from hvd_compress.compressors.sparsifier import kept_of
 from hvd_compress.cost.formulas import Formulas
@@ -18,7 +19,6 @@ from hvd_compress.engines.names import KNOWN
 from hvd_compress.errors import ConfigError
 from hvd_compress.feedback.residual import Residual
 from hvd_compress.feedback.states import BucketState
-from hvd_compress.schemes import Requantize, Work, build, carries, labels, parse, stages, variants, verb_of
 from hvd_compress.units import parse_bandwidth, parse_latency
 from tests.unit.cost.predicting import predicted
 
@@ -97,7 +97,7 @@ def test_the_first_of_equals_is_chosen():
     assert fastest(predictions).candidate.algorithm == "tree"
 
 
-def test_each_scheme_has_its_collectives():
+def test_each_collective_has_its_collectives():
     def launched(label: str, sent: Compressor | None = None) -> list[tuple[str, str, float]]:
         path = parse(label)
         sent = sent or (TopK(0.1) if carries(TopK(0.1), path) else Cast())
@@ -123,16 +123,16 @@ RUN = [
 
 @pytest.mark.parametrize(("compressor", "path"), RUN)
 def test_what_runs_is_what_is_priced(compressor, path):
-    """The stages of a path are the collectives that the scheme launches; bytes differ by headers alone."""
+    """The stages of a path are the calls that the collective launches; bytes differ by headers alone."""
     numel, n, layout = 6400, 4, Layout.of((80, 80))
-    scheme = build(compressor, path)
+    collective = build(compressor, path)
 
     def body(engine):
         gradient = torch.randn(numel, generator=torch.Generator().manual_seed(engine.rank))
         own = compressor.new_state(layout, torch.device("cpu"))
         state = BucketState(Residual(torch.zeros(numel), torch.zeros(numel)), dict(own))
         work = Work(gradient, layout, step=1, bucket=0, scale=0.25, state=state)
-        exchange = scheme.exchange(work, engine.rank, n)
+        exchange = collective.exchange(work, engine.rank, n)
         exchange.encode()
         exchange.communicate(engine)
         exchange.decode()
@@ -142,7 +142,9 @@ def test_what_runs_is_what_is_priced(compressor, path):
     expected = stages(compressor, path, layout, n)
     assert [(c.verb, c.algorithm) for c in ran[0][0]] == [(stage.verb, stage.algorithm) for stage in expected]
     for call, stage in zip(ran[0][0], expected, strict=True):
-        to_itself = stage.size / n if isinstance(scheme, Requantize) and call.verb == "alltoall" else 0  # is not sent
+        to_itself = (
+            stage.size / n if isinstance(collective, Requantize) and call.verb == "alltoall" else 0
+        )  # is not sent
         assert stage.size - to_itself <= call.tensor_bytes <= stage.size + 96 * n
     formula = {"allreduce": wire.allreduce, "broadcast": wire.broadcast}
     expected_bytes = 0
@@ -162,9 +164,9 @@ def test_k_is_counted_as_the_sparsifiers_do():
 
 
 def test_labels_read_back():
-    for scheme in labels():
-        for algorithm in ("auto", *KNOWN.get(verb_of(scheme), ())):
-            candidate = Path(scheme, algorithm)
+    for collective in labels():
+        for algorithm in ("auto", *KNOWN.get(verb_of(collective), ())):
+            candidate = Path(collective, algorithm)
             assert parse(str(candidate)) == candidate
     assert parse("artopk-ring+pipeline_16k") == Path("artopk", "ring", "pipeline_16k")
     assert str(Path("artopk", broadcast="binomial")) == "artopk+binomial"
@@ -189,7 +191,7 @@ def test_variants_are_what_the_engine_can_force(compressor, count, some):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: build(Cast(), Path("gossip")), "unknown scheme 'gossip'"),
+        (lambda: build(Cast(), Path("gossip")), "unknown collective 'gossip'"),
         (lambda: build(Cast(), Path("dense", "bruck")), "algorithm of dense 'bruck'"),
         (lambda: build(Cast(), Path("dense", "ring", "binomial")), "broadcast of dense"),
         (lambda: build(TopK(0.1), Path("artopk", "ring", "ring")), "broadcast of artopk"),

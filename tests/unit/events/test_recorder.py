@@ -11,6 +11,7 @@ import torch
 from hvd_compress import of
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import Slot
+from hvd_compress.collectives.phases import PhaseSpans
 from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, PowerSGD, TopK
 from hvd_compress.cost.paths import Path as Travels
 from hvd_compress.engines.calls import Call
@@ -22,14 +23,13 @@ from hvd_compress.policies.plan_schema import Plan, Treatment
 from hvd_compress.policies.plan_settings import settings_of
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
-from hvd_compress.schemes.phases import PhaseSpans
 from hvd_compress.session.session import Session
 from hvd_compress.settings import Settings
 from tests.brought import brought
 from tests.harness import REQUESTS, backward, make_optimizer, make_parameters, on_engine
 from tests.logged import events_of
 
-PLAN = Plan(version=1, default=Treatment(compressor=settings_of(PowerSGD(2)), scheme="allgather"))
+PLAN = Plan(version=1, default=Treatment(compressor=settings_of(PowerSGD(2)), collective="allgather"))
 FIXED = {
     "int4": Request(BlockQuantizer(4)),
     "efsign": Request(EFSign()),

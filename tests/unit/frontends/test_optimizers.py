@@ -93,7 +93,7 @@ def test_learning_rates_are_those_of_all_that_are_alive() -> None:
 
 def test_what_a_plan_names_counts(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
-    file.write_text('{"version": 1, "default": {"compressor": {"name": "demo", "k": 4}, "scheme": "auto"}}')
+    file.write_text('{"version": 1, "default": {"compressor": {"name": "demo", "k": 4}, "collective": "auto"}}')
     handle = Handle({"weight": PARAMETERS[0]}, Compression.plan(file), Settings(), lambda: pytest.fail("connects"))
     with pytest.raises(ConfigError, match=r"SGD has a momentum of its own \(0\.9\), and DeMo"):
         handle.follow(OPTIMIZERS["momentum"]())

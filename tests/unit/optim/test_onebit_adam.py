@@ -10,12 +10,12 @@ import torch
 
 from hvd_compress import of
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives.requantize import shards
 from hvd_compress.compressors import BlockQuantizer, CompressedMomentum, DenseMomentum
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.optim import OneBitAdam
 from hvd_compress.policies import Warmup
-from hvd_compress.schemes.requantize import shards
 from tests.harness import SHAPES, backward, make_parameters, remembered
 from tests.unit.optim.training import demo, distributed, flat, gradients, momenta, onebit_adam, train
 
@@ -117,16 +117,16 @@ def quantised(values: torch.Tensor) -> torch.Tensor:
     return INNER.decompress(INNER.compress(values, layout), layout) if values.numel() else values
 
 
-@pytest.mark.parametrize("scheme", ["allgather", "alltoall-allgather"])
-def test_ranks_follow_the_algorithm(scheme: str) -> None:
+@pytest.mark.parametrize("collective", ["allgather", "alltoall-allgather"])
+def test_ranks_follow_the_algorithm(collective: str) -> None:
     def body(engine: InProcessEngine) -> tuple[torch.Tensor, torch.Tensor, list[tuple[str, ...]]]:
-        parameters, optimizer = distributed(engine, onebit_adam(WARMUP, inner=INNER, collective=scheme))
+        parameters, optimizer = distributed(engine, onebit_adam(WARMUP, inner=INNER, collective=collective))
         train(parameters, optimizer, engine.rank, range(STEPS))
         return flat(parameters), momenta(optimizer), list(of(optimizer).decisions)
 
     ranks = run_ranks(SIZE, body)
     assert len(ranks[0][2]) == 3, "buckets"
-    parameters, momentum = reference(scheme != "allgather", ranks[0][2])
+    parameters, momentum = reference(collective != "allgather", ranks[0][2])
     torch.testing.assert_close(ranks[0][1], momentum, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ranks[0][0], parameters, rtol=1e-4, atol=1e-4)
     assert all(torch.equal(first, ranks[0][0]) and torch.equal(second, ranks[0][1]) for first, second, _ in ranks)

@@ -9,7 +9,7 @@ from pathlib import Path as FilePath
 import pytest
 import torch
 
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import BlockQuantizer, Cast, EFSign, OneBit, PowerSGD, TopK
@@ -67,7 +67,9 @@ def test_with_prices_no_bucket_takes_much_longer_than_by_the_fastest_path(bits: 
     for (alpha, bits_per_s), exponent in itertools.product(networks, range(10, 25)):
         compressor, layout = BlockQuantizer(bits), Layout.of(1 << exponent)
         costs = Formulas(alpha, 8 / bits_per_s, ranks)
-        taken = {p: predict(p, schemes.stages(compressor, p, layout, ranks), costs).seconds for p in (OWNERS, GATHERED)}
+        taken = {
+            p: predict(p, collectives.stages(compressor, p, layout, ranks), costs).seconds for p in (OWNERS, GATHERED)
+        }
         chosen = decide(Request(compressor), layout, ranks, can(ranks), priced(alpha, bits_per_s, ranks)).path
         assert taken[chosen] <= min(taken.values()) / (1 - MARGIN) + 1e-9, (layout.numel, alpha, bits_per_s)
 
@@ -146,8 +148,8 @@ def test_what_is_open_is_measured_and_nothing_else(
     assert ("by curves of this job" in decision.reason) == (bool(verbs) and isinstance(make().policy, PlanFile))
 
 
-def planned(scheme: str) -> Request:
-    plan = Plan(version=1, default=Treatment(compressor=settings_of(BlockQuantizer(4)), scheme=scheme))
+def planned(collective: str) -> Request:
+    plan = Plan(version=1, default=Treatment(compressor=settings_of(BlockQuantizer(4)), collective=collective))
     return Request(Cast(), policy=PlanFile("digest", plan))
 
 

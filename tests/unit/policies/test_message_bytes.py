@@ -15,6 +15,7 @@ from functools import cached_property
 from statistics import mean
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import build
 from hvd_compress.compressors import BlockQuantizer, Requantizer
 from hvd_compress.compressors.base import MESSAGE_BYTES
 from hvd_compress.cost.calibrate import SIZES
@@ -23,7 +24,6 @@ from hvd_compress.cost.formulas import VERBS, Formulas, Terms
 from hvd_compress.cost.paths import Path
 from hvd_compress.policies.fixed import MARGIN
 from hvd_compress.policies.prices import Prices
-from hvd_compress.schemes import build
 from tests.brought import brought
 
 RANKS = (3, 4, 6, 8, 12, 16)
@@ -82,8 +82,8 @@ def by_constant(message_bytes: int) -> Choose:
 def measured(case: Case) -> Path:
     sizes = tuple(sorted(SIZES))
     curves = {key: Curve(sizes, tuple(case.costs.seconds(*key, size) for size in sizes)) for key in KEYS}
-    schemes = [build(case.compressor, path) for path in PATHS]
-    priced = Prices(Curves(case.ranks, curves), "").by_path(schemes, Layout.of(case.nbytes // 4))
+    collectives = [build(case.compressor, path) for path in PATHS]
+    priced = Prices(Curves(case.ranks, curves), "").by_path(collectives, Layout.of(case.nbytes // 4))
     counted, fastest = by_constant(MESSAGE_BYTES)(case), min(PATHS, key=priced.__getitem__)
     return fastest if priced[fastest] < (1 - MARGIN) * priced[counted] else counted
 

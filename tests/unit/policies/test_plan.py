@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from hvd_compress import of, schemes
+from hvd_compress import collectives, of
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.cli.main import main
 from hvd_compress.compression import Compression
@@ -26,7 +26,7 @@ TOPK = {"name": "topk", "ratio": 0.05}
 FULL = {
     "version": 1,
     "buckets": [
-        {"parameters": ["second.bias", "first.bias"], "compressor": TOPK, "scheme": "star", "algorithm": "ring"},
+        {"parameters": ["second.bias", "first.bias"], "compressor": TOPK, "collective": "star", "algorithm": "ring"},
     ],
     "patterns": [{"pattern": "*.weight", "compressor": {"name": "powersgd", "rank": 2}}],
     "default": {"compressor": {"name": "cast", "dtype": "float16"}},
@@ -60,7 +60,7 @@ def test_each_bucket_travels_as_the_plan_says(tmp_path: Path) -> None:
 
 
 def test_a_plan_names_blocks_of_bits(tmp_path: Path) -> None:
-    default = {"compressor": {"name": "blocks", "bits": 4, "block": 128}, "scheme": "alltoall-allgather"}
+    default = {"compressor": {"name": "blocks", "bits": 4, "block": 128}, "collective": "alltoall-allgather"}
     request = Compression.plan(write(tmp_path / "plan.json", buckets=[], patterns=[], default=default))
 
     def body(engine: InProcessEngine):
@@ -70,11 +70,18 @@ def test_a_plan_names_blocks_of_bits(tmp_path: Path) -> None:
     assert run_ranks(3, body) == [{(BlockQuantizer(4, 128), "alltoall-allgather")}] * 3
 
 
+def test_a_plan_of_an_earlier_version_says_scheme(tmp_path: Path) -> None:
+    path = write(tmp_path / "plan.json", buckets=[], patterns=[], default={"compressor": TOPK, "scheme": "star"})
+    assert read(path).default.collective == "star"
+    with pytest.raises(PlanError, match="scheme: unknown field"):
+        read(write(path, default={"compressor": TOPK, "scheme": "star", "collective": "star"}))
+
+
 OPTION = "reduce@within comp alltoall*@across decomp comp allgather*@across decomp broadcast@within"
 
 
 def test_a_plan_names_an_option_of_the_tree(tmp_path: Path) -> None:
-    default = {"compressor": TOPK, "scheme": OPTION}
+    default = {"compressor": TOPK, "collective": OPTION}
     request = Compression.plan(write(tmp_path / "plan.json", buckets=[], patterns=[], default=default))
 
     def body(engine: InProcessEngine):
@@ -83,12 +90,12 @@ def test_a_plan_names_an_option_of_the_tree(tmp_path: Path) -> None:
         return {(d.compressor, str(d.path)) for d in of(optimizer).decisions.values()}
 
     assert run_ranks(4, body, hosts=(0, 0, 1, 1)) == [{(TopK(0.05), OPTION)}] * 4
-    assert {entry.scheme for entry in read(tmp_path / "saved-0.json").buckets} == {OPTION}
+    assert {entry.collective for entry in read(tmp_path / "saved-0.json").buckets} == {OPTION}
     with pytest.raises(PlanError, match="as many ranks on each host, and the hosts of this job have 2, 1"):
         run_ranks(3, body, hosts=(0, 0, 1))
 
 
-@pytest.mark.parametrize("treatment", [{"scheme": "allreduce@all"}, {"compressor": TOPK, "scheme": OPTION}])
+@pytest.mark.parametrize("treatment", [{"collective": "allreduce@all"}, {"compressor": TOPK, "collective": OPTION}])
 def test_an_option_does_not_round_float64(tmp_path: Path, treatment: dict[str, object]) -> None:
     request = Compression.plan(write(tmp_path / "plan.json", buckets=[], patterns=[], default=treatment))
     value = 1.0 + 2.0**-40
@@ -106,33 +113,33 @@ def test_an_option_does_not_round_float64(tmp_path: Path, treatment: dict[str, o
 
 
 @pytest.mark.parametrize(
-    ("scheme", "words"),
+    ("collective", "words"),
     [
         ("comp allgather*@all", "ends without a tensor"),
         ("allreduce@all", "does not compress"),
         ("comp allgather@some decomp", "'allgather@some' is no task"),
     ],
 )
-def test_what_is_no_option_is_told_by_its_place(tmp_path: Path, scheme: str, words: str) -> None:
+def test_what_is_no_option_is_told_by_its_place(tmp_path: Path, collective: str, words: str) -> None:
     with pytest.raises(PlanError, match=rf"default: .*{words}"):
-        read(write(tmp_path / "plan.json", default={"compressor": TOPK, "scheme": scheme}))
+        read(write(tmp_path / "plan.json", default={"compressor": TOPK, "collective": collective}))
 
 
-def test_a_plan_names_schemes_that_nothing_chooses(tmp_path: Path) -> None:
-    def planned(scheme: str) -> Request:
-        default = {"compressor": TOPK, "scheme": scheme}
-        return Compression.plan(write(tmp_path / f"{scheme}.json", buckets=[], patterns=[], default=default))
+def test_a_plan_names_collectives_that_nothing_chooses(tmp_path: Path) -> None:
+    def planned(collective: str) -> Request:
+        default = {"compressor": TOPK, "collective": collective}
+        return Compression.plan(write(tmp_path / f"{collective}.json", buckets=[], patterns=[], default=default))
 
     def body(engine: InProcessEngine, request: Request):
         optimizer = first_step(engine, request)
         of(optimizer).save_plan(tmp_path / f"saved-{engine.rank}.json")
         return {(d.compressor, str(d.path)) for d in of(optimizer).decisions.values()}
 
-    for scheme in filter(schemes.by_name, schemes.names_for(TopK(0.05))):
-        request = planned(scheme)
+    for collective in filter(collectives.by_name, collectives.names_for(TopK(0.05))):
+        request = planned(collective)
         found = run_ranks(4, lambda engine, request=request: body(engine, request), hosts=(0, 0, 1, 1))
-        assert found == [{(TopK(0.05), scheme)}] * 4
-        assert {entry.scheme for entry in read(tmp_path / "saved-0.json").buckets} == {scheme}
+        assert found == [{(TopK(0.05), collective)}] * 4
+        assert {entry.collective for entry in read(tmp_path / "saved-0.json").buckets} == {collective}
 
 
 def test_a_job_that_goes_on_from_a_checkpoint_is_told_of_buckets_as_they_stay(caplog: pytest.LogCaptureFixture) -> None:
@@ -362,18 +369,21 @@ BROKEN = {
     ),
     "a truth for a number": ({"default": {"compressor": {"name": "topk", "ratio": True}}}, "which is no float"),
     "a dtype nobody knows": ({"default": {"compressor": {"name": "cast", "dtype": "int3"}}}, "unknown dtype 'int3'"),
-    "a scheme that cannot": (
-        {"default": {"compressor": {"name": "efsign"}, "scheme": "star"}},
-        "scheme 'star' cannot carry EFSign(layerwise=True); auto, allgather, hierarchical",
+    "a collective that cannot": (
+        {"default": {"compressor": {"name": "efsign"}, "collective": "star"}},
+        "collective 'star' cannot carry EFSign(layerwise=True); auto, allgather, hierarchical",
     ),
-    "an open scheme": (
-        {"default": {"compressor": TOPK, "scheme": "artopk"}},
-        "scheme 'artopk' cannot",
+    "an open collective": (
+        {"default": {"compressor": TOPK, "collective": "artopk"}},
+        "collective 'artopk' cannot",
     ),
-    "a bucket that is skipped": ({"default": {"scheme": "skip"}}, "scheme 'skip' cannot carry"),
+    "a bucket that is skipped": ({"default": {"collective": "skip"}}, "collective 'skip' cannot carry"),
     "an unknown algorithm": ({"default": {"algorithm": "square"}}, "unknown algorithm 'square'"),
     "an unknown device": ({"default": {"device": "tpu"}}, "unknown device 'tpu'"),
-    "a broadcast without a scheme": ({"default": {"compressor": TOPK, "broadcast": "binomial"}}, "needs a scheme"),
+    "a broadcast without a collective": (
+        {"default": {"compressor": TOPK, "broadcast": "binomial"}},
+        "needs a collective",
+    ),
     "no parameters": ({"buckets": [{"parameters": []}]}, "buckets.0.parameters: Tuple should have at least 1 item"),
     "a parameter twice": ({"buckets": [{"parameters": ["a"]}, {"parameters": ["a"]}]}, "'a' is in two places"),
     "a pattern twice": ({"patterns": [{"pattern": "a"}, {"pattern": "a"}]}, "pattern 'a' comes twice"),
@@ -439,6 +449,6 @@ def test_the_command_prints_what_a_plan_says(tmp_path: Path) -> None:
 
 
 def test_the_command_ends_with_2_and_a_sentence(tmp_path: Path) -> None:
-    result = check(write(tmp_path / "plan.json", default={"scheme": "skip"}))
+    result = check(write(tmp_path / "plan.json", default={"collective": "skip"}))
     assert result.exit_code == 2
-    assert "is no plan: default: scheme 'skip' cannot carry" in " ".join(result.output.split())
+    assert "is no plan: default: collective 'skip' cannot carry" in " ".join(result.output.split())

@@ -34,7 +34,7 @@ def test_each_bucket_keeps_all_of_its_decision() -> None:
     plan = plan_of(DECISIONS)
     assert [entry.parameters for entry in plan.buckets] == [("a", "b"), ("c",), ("d",)]
     assert [entry.built() for entry in plan.buckets] == [of.compressor for of in DECISIONS]
-    said = [(entry.scheme, entry.algorithm, entry.broadcast, entry.device) for entry in plan.buckets]
+    said = [(entry.collective, entry.algorithm, entry.broadcast, entry.device) for entry in plan.buckets]
     assert said == [
         ("star", "tree", "pipeline_16k", "cuda"),
         ("dense", "rabenseifner", "auto", "cpu"),

@@ -1,4 +1,4 @@
-"""What is measured for a policy: every collective of what is open."""
+"""What is measured for a policy: every call of what is open."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors import BlockQuantizer, Compressor, TopK
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
-from hvd_compress.policies.open_paths import open_schemes
+from hvd_compress.policies.open_paths import open_collectives
 from hvd_compress.policies.prices import measure
 from hvd_compress.request.request import Request
 
@@ -23,10 +23,10 @@ def test_all_collectives_have_a_curve(
     monkeypatch.setenv("HVD_COMPRESS_CACHE", str(tmp_path))
 
     def body(engine: InProcessEngine) -> dict:
-        found = [each for of in compressors for each in open_schemes(Request(of), LAYOUT, engine.capabilities)]
-        keys = {(stage.verb, stage.algorithm) for scheme in found for stage in scheme.stages(LAYOUT, 2)}
+        found = [each for of in compressors for each in open_collectives(Request(of), LAYOUT, engine.capabilities)]
+        keys = {(stage.verb, stage.algorithm) for collective in found for stage in collective.stages(LAYOUT, 2)}
         assert ("alltoall", "auto") in keys
-        prices = measure(engine, [([[scheme] for scheme in found], LAYOUT)], 0.05)
+        prices = measure(engine, [([[collective] for collective in found], LAYOUT)], 0.05)
         assert prices is not None
         assert set(prices.curves.by_key) == keys
         return dict(prices.curves.by_key)

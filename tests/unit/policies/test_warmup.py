@@ -23,17 +23,19 @@ MOMENTUM = Request(CompressedMomentum(0.9, BlockQuantizer(4)), policy=Warmup(Den
 def test_each_step_travels_as_its_number_says() -> None:
     def body(engine: InProcessEngine) -> tuple[list[set[str]], list[int]]:
         parameters, optimizer = on_engine(engine, REQUEST)
-        schemes, sent = [], []
+        collectives, sent = [], []
         for step in range(6):
             backward(parameters, engine.rank, step)
             optimizer.step()
-            schemes.append({decision.scheme for decision in of(optimizer).decisions.values()})  # of the coming step
+            collectives.append(
+                {decision.collective for decision in of(optimizer).decisions.values()}
+            )  # of the coming step
             sent.append(of(optimizer).last_step.sent_bytes)
             optimizer.zero_grad()
-        return schemes, sent
+        return collectives, sent
 
-    for schemes, sent in run_ranks(2, body):
-        assert schemes == [{"dense"}] * (STEPS - 1) + [{"alltoall-allgather"}] * 4
+    for collectives, sent in run_ranks(2, body):
+        assert collectives == [{"dense"}] * (STEPS - 1) + [{"alltoall-allgather"}] * 4
         assert sent[:STEPS] == [sent[0]] * STEPS
         assert max(sent[STEPS:]) < sent[0]
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import AllGather, AllToAll, ARTopk, Dense
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import Cast, EFSign, Natural, PowerSGD, TopK
 from hvd_compress.cost.paths import Path
@@ -13,10 +14,9 @@ from hvd_compress.engines.base import Capabilities
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.policies.auto.arms import leaves_open
 from hvd_compress.policies.fixed import decide
-from hvd_compress.policies.open_paths import open_schemes
+from hvd_compress.policies.open_paths import open_collectives
 from hvd_compress.request.decision import Decision
 from hvd_compress.request.request import Request
-from hvd_compress.schemes import AllGather, AllToAll, ARTopk, Dense
 
 VERBS = ("allreduce", "allgather", "broadcast", "alltoall")
 CAN = Capabilities(VERBS, ("ring",), (torch.float32, torch.float64))
@@ -58,12 +58,12 @@ def test_a_ratio_within_its_range_keeps_at_least_one(ratio: float) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"scheme": "stars"}, "unknown collective 'stars'; known here are auto, allgather, artopk, star, var"),
+        ({"collective": "stars"}, "unknown collective 'stars'; known here are auto, allgather, artopk, star, var"),
         ({"algorithm": "rings"}, "unknown algorithm 'rings'"),
         ({"engine": "nccl"}, "unknown engine 'nccl'"),
         ({"device": "tpu"}, "unknown device 'tpu'; known here are auto, cpu, cuda"),
-        ({"scheme": "allgather", "algorithm": "tree"}, "unknown algorithm 'tree'; known here are auto, "),
-        ({"scheme": "star", "algorithm": "bruck"}, "unknown algorithm 'bruck'"),
+        ({"collective": "allgather", "algorithm": "tree"}, "unknown algorithm 'tree'; known here are auto, "),
+        ({"collective": "star", "algorithm": "bruck"}, "unknown algorithm 'bruck'"),
     ],
 )
 def test_unknown_words_are_refused(arguments: dict[str, str], words: str) -> None:
@@ -84,21 +84,21 @@ FORCING = Capabilities(VERBS, ("ring", "tree"), (torch.float32,), broadcasts=("p
     [
         ({}, "allgather allgather-bruck star-?*"),
         ({"algorithm": "ring"}, "allgather allgather-bruck star-ring star-ring+pipeline_16k"),
-        ({"scheme": "allgather"}, "allgather allgather-bruck"),
-        ({"scheme": "var"}, "var-?*"),
-        ({"scheme": "star", "algorithm": "tree"}, "star-tree star-tree+pipeline_16k"),
+        ({"collective": "allgather"}, "allgather allgather-bruck"),
+        ({"collective": "var"}, "var-?*"),
+        ({"collective": "star", "algorithm": "tree"}, "star-tree star-tree+pipeline_16k"),
     ],
 )
 def test_real_steps_choose_among_what_the_request_leaves_open(arguments: dict[str, str], expected: str) -> None:
     def spelled(word: str) -> list[str]:
-        scheme = word.removesuffix("-?*")
-        every = [scheme + a + b for a in ("", "-ring", "-tree") for b in ("", "+pipeline_16k")]
-        return every if scheme != word else [word]
+        collective = word.removesuffix("-?*")
+        every = [collective + a + b for a in ("", "-ring", "-tree") for b in ("", "+pipeline_16k")]
+        return every if collective != word else [word]
 
     request = Request(TopK(0.1), **arguments)
-    found = [str(each.path) for each in open_schemes(request, Layout.of(10), FORCING)]
+    found = [str(each.path) for each in open_collectives(request, Layout.of(10), FORCING)]
     assert found == [name for word in expected.split() for name in spelled(word)]
-    fixed = arguments.keys() == {"scheme", "algorithm"}
+    fixed = arguments.keys() == {"collective", "algorithm"}
     assert leaves_open(request) != fixed
 
 
@@ -117,18 +117,18 @@ def test_powersgd_goes_by_allreduce_or_by_all_gather() -> None:
     )
     with pytest.raises(ConfigError, match="unknown collective 'star'; known here are auto, allgather, allreduce"):
         Request(PowerSGD(), "star")
-    for scheme in ("dense", "alltoall"):
+    for collective in ("dense", "alltoall"):
         with pytest.raises(ConfigError, match="unknown collective"):
-            Request(Cast(), scheme)
+            Request(Cast(), collective)
 
 
-def test_schemes_are_for_sparsifiers() -> None:
+def test_collectives_are_for_sparsifiers() -> None:
     with pytest.raises(ConfigError, match="unknown collective 'star'; known here are auto"):
         Request(EFSign(), "star")
 
 
 @pytest.mark.parametrize(
-    ("request_", "dtype", "size", "scheme"),
+    ("request_", "dtype", "size", "collective"),
     [
         (Request(TopK(0.1)), torch.float32, 2, "allgather"),
         (Request(TopK(0.1)), torch.float32, 3, "star"),
@@ -143,14 +143,14 @@ def test_schemes_are_for_sparsifiers() -> None:
         (Request(Cast()), torch.float16, 4, "alltoall"),
     ],
 )
-def test_every_request_finds_a_scheme_that_can_carry_it(
-    request_: Request, dtype: torch.dtype, size: int, scheme: str
+def test_every_request_finds_a_collective_that_can_carry_it(
+    request_: Request, dtype: torch.dtype, size: int, collective: str
 ) -> None:
     decision = decide(request_, Layout.of(100, dtype=dtype), size, CAN)
-    assert decision.scheme == scheme
+    assert decision.collective == collective
     assert decision.reason
     kinds = {"dense": Dense, "alltoall": AllToAll, "allgather": AllGather, "star": ARTopk, "var": ARTopk}
-    assert isinstance(decision.build(), kinds[scheme])
+    assert isinstance(decision.build(), kinds[collective])
 
 
 def test_an_algorithm_is_refused_where_nothing_is_reduced() -> None:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from hvd_compress.collectives import ProbeReport
+from hvd_compress.collectives.phases import PhaseSpans
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.states import BucketState
-from hvd_compress.schemes import ProbeReport
-from hvd_compress.schemes.phases import PhaseSpans
 from hvd_compress.services.agreement import LONGEST, WINDOW, Agreed, Agreement, kernels_s, phases, window
 from hvd_compress.services.base import BucketMetrics, StepMoments
 

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hvd_compress.collectives.base import Exchange
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessWorld
-from hvd_compress.schemes.base import Exchange
 from hvd_compress.session import waiting
 from hvd_compress.session.pipeline import Pipeline
 

@@ -8,7 +8,7 @@ from hvd_compress.engines.inprocess import run_ranks
 from hvd_compress.errors import ConfigError
 from hvd_compress.session.handshake import Offer, agree
 
-OFFER = Offer({"ratio": "0.01", "scheme": "star"}, ["a: (2,) float32", "b: (3,) float32"], ["b", "a"], [], 0)
+OFFER = Offer({"ratio": "0.01", "collective": "star"}, ["a: (2,) float32", "b: (3,) float32"], ["b", "a"], [], 0)
 
 
 def everywhere(offers: list[Offer]) -> list[str]:
@@ -32,7 +32,7 @@ def test_rank_0_gives_order_and_step_and_sparse_parameters_are_united() -> None:
 
 
 def test_different_settings_are_named_on_every_rank() -> None:
-    other = replace(OFFER, settings={"ratio": "0.1", "scheme": "star"})
+    other = replace(OFFER, settings={"ratio": "0.1", "collective": "star"})
     messages = everywhere([OFFER, other, OFFER, other])
     assert len(set(messages)) == 1
     assert messages[0] == "settings differ between ranks: ratio is 0.01 on ranks 0, 2 and 0.1 on ranks 1, 3"
@@ -40,7 +40,7 @@ def test_different_settings_are_named_on_every_rank() -> None:
 
 def test_a_setting_that_one_rank_lacks_is_a_difference() -> None:
     other = replace(OFFER, settings={"ratio": "0.01"})
-    assert "scheme is star on rank 0 and not set on rank 1" in everywhere([OFFER, other])[0]
+    assert "collective is star on rank 0 and not set on rank 1" in everywhere([OFFER, other])[0]
 
 
 def test_what_hinders_some_ranks_is_told_by_all_before_what_differs() -> None:

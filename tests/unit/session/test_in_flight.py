@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hvd_compress import of, schemes
+from hvd_compress import collectives, of
+from hvd_compress.collectives.base import Exchange
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, InProcessWorld, run_ranks
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
-from hvd_compress.schemes.base import Exchange
 from hvd_compress.session.pipeline import Pipeline
 from hvd_compress.settings import Settings
 from tests.harness import REQUESTS, backward, make_optimizer, make_parameters, place
@@ -101,14 +101,16 @@ def trained(engine: InProcessEngine, name: str, in_flight: int, hosts: tuple[int
     return torch.cat([parameter.detach().reshape(-1) for parameter in parameters.values()])
 
 
-FIRST = {request.scheme: name for name, request in reversed(REQUESTS.items())}.values()
-"""One request a scheme."""
+FIRST = {request.collective: name for name, request in reversed(REQUESTS.items())}.values()
+"""One request a collective."""
 
 
 @pytest.mark.parametrize("name", [n if n in FIRST else pytest.param(n, marks=pytest.mark.level2) for n in REQUESTS])
 def test_results_are_those_of_one_at_a_time(name: str) -> None:
     request = REQUESTS[name]
-    in_groups = request.scheme != "auto" and schemes.build(request.compressor, Path(request.scheme)).in_groups
+    in_groups = (
+        request.collective != "auto" and collectives.build(request.compressor, Path(request.collective)).in_groups
+    )
     hosts = (0, 0, 1, 1) if in_groups else ()
     one = run_ranks(4, lambda engine: trained(engine, name, 1, hosts))
     several = run_ranks(4, lambda engine: trained(engine, name, 3, hosts))

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from hvd_compress.collectives.phases import PhaseSpans
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import CommunicationError, PayloadError
-from hvd_compress.schemes.phases import PhaseSpans
 from hvd_compress.session.pipeline import Pipeline
 from tests.unit.session.scripted import PATIENCE_S, Scripted, raises
 

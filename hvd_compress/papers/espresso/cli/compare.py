@@ -38,7 +38,7 @@ def command(plan: Path, timeline: Path, profile: Path | None, picture: Path | No
     """Compare a run's TIMELINE with what its PLAN predicts, term by term.
 
     TIMELINE is what HVD_COMPRESS_TIMELINE names in a run with Compression.plan(PLAN). Measured times are medians of the
-    steps in it, without step 0. A collective's time holds the waiting for the last rank, too.
+    steps in it, without step 0. A call's time holds the waiting for the last rank, too.
     """
     found = read(plan)
     files = _files(found, plan, profile)
@@ -101,15 +101,17 @@ def _steps(found: Sequence[TracedStep], problem: Problem, path: Path) -> list[Tr
 
 
 def _check_plan(steps: Sequence[TracedStep], problem: Problem, plan: Plan, path: Path) -> None:
-    """Raise PlanError where a bucket travelled by another scheme than the plan has."""
-    schemes = {tensor.name: entry.scheme for tensor, entry in zip(problem.model.tensors, plan.buckets, strict=True)}
+    """Raise PlanError where a bucket travelled by another collective than the plan has."""
+    collectives = {
+        tensor.name: entry.collective for tensor, entry in zip(problem.model.tensors, plan.buckets, strict=True)
+    }
     for step in steps:
         for span in step.spans:
-            scheme = schemes.get(span.bucket, "auto")
-            if span.candidate and scheme != "auto" and not span.candidate.startswith(scheme):
+            collective = collectives.get(span.bucket, "auto")
+            if span.candidate and collective != "auto" and not span.candidate.startswith(collective):
                 raise PlanError(
                     f"{path}: in step {step.number} bucket {span.bucket!r} travelled by {span.candidate!r}, and by "
-                    f"{scheme!r} in the plan: this is the run of another plan, or the plan has changed since"
+                    f"{collective!r} in the plan: this is the run of another plan, or the plan has changed since"
                 )
 
 

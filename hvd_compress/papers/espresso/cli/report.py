@@ -76,7 +76,7 @@ def _options(made: Made, letters: dict[Option, str]) -> Table:
     table.add_column()
     for option, letter in letters.items():
         path = str(made.runs[option].path)
-        words = "dense" if option == made.plain else "" if path == option.path else f"scheme {path}"
+        words = "dense" if option == made.plain else "" if path == option.path else f"collective {path}"
         table.add_row(f"{letter}:", Text(f"{option}{f' ({words})' if words else ''}"))
     return table
 

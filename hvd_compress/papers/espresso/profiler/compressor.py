@@ -87,7 +87,7 @@ class Bench:
         self._payload = self._encoded()
 
     def _encoded(self) -> Payload:
-        """Return the payload of a step as schemes have it made: what is lost goes to the residual of the next one."""
+        """Return the payload of a step as collectives have it made: what is lost joins the residual of the next."""
         return next(self._compressor.rounds(Input(self._gradient, self._layout, self._step, 0, 1.0, self._state)))
 
     @property

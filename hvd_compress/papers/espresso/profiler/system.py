@@ -1,7 +1,8 @@
-"""What the network does: calibrated curves of the collectives that options use, within a host and across hosts."""
+"""What the network does: calibrated curves of the calls that options use, within a host and across hosts."""
 
 from __future__ import annotations
 
+from hvd_compress.collectives.groups import leaders, no_groups, sizes, within_host
 from hvd_compress.cost.calibrate import KIB, Calibrator
 from hvd_compress.cost.curves import Curves, Key
 from hvd_compress.cost.formulas import VERBS
@@ -9,7 +10,6 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.profiler.curves import fit
 from hvd_compress.profiler.profiles import LONGEST_US, MOST_BYTES_PER_S, CurveRow, Link, SystemProfile, engine_name
-from hvd_compress.schemes.groups import leaders, no_groups, sizes, within_host
 
 SIZES = tuple(size * KIB for size in (1, 256, 1024, 64, 4096, 8, 16384))
 """Bytes of a rank's tensor, in the order of measuring."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from hvd_compress.collectives.base import Exchange, Work
+from hvd_compress.collectives.groups import within_host
 from hvd_compress.compressors.base import Compressor, SingleRound
 from hvd_compress.compressors.finite import all_finite, scale_finite
 from hvd_compress.engines.base import Engine
@@ -16,11 +18,9 @@ from hvd_compress.papers.espresso.tree.feedback import PartCompressor
 from hvd_compress.papers.espresso.tree.packed import ListPacker, Template, template_of
 from hvd_compress.papers.espresso.tree.walk import ROOT, Held, Holding, Task, members, parse, sent_to, walk
 from hvd_compress.payload import Payload
-from hvd_compress.schemes.base import Exchange, Work
-from hvd_compress.schemes.groups import within_host
 
 RESULT = ("allgather", "broadcast")
-"""Collectives of tensors that bring the result to all, in the gradient's dtype, where they come last."""
+"""Calls of tensors that bring the result to all, in the gradient's dtype, where they come last."""
 
 
 class OptionExchange(Exchange):
@@ -37,8 +37,8 @@ class OptionExchange(Exchange):
         self._memory = torch.empty(0)  # fp32, of the whole bucket: the gradient's own where that is fp32
         self._values = torch.empty(0)  # of the part that this rank holds, where compression runs; mostly a part of it
         self._payloads: list[Payload] = []  # as many as it holds
-        self._sent: list[torch.Tensor] = []  # of the collective that comes next
-        self._received: Sequence[torch.Tensor] | None = None  # of the collective before
+        self._sent: list[torch.Tensor] = []  # of the call that comes next
+        self._received: Sequence[torch.Tensor] | None = None  # of the call before
         self._kept: list[torch.Tensor] = []  # a stream may still read them
         self._done = 0  # tasks
         self._is_scaled = False  # whether values are those of the result
@@ -76,12 +76,12 @@ class OptionExchange(Exchange):
         return self._rows[number][self._rank]
 
     def _of_group(self, number: int) -> list[Holding]:
-        """Return what the members of a collective hold before it."""
+        """Return what the members of a call hold before it."""
         group = members(self._tasks[number].link, self._work.hosts, self._rank)
         return [self._rows[number][rank] for rank in group]
 
     def _compute(self) -> None:
-        """Compress and decompress until the next collective, and prepare what it sends."""
+        """Compress and decompress until the next call, and prepare what it sends."""
         while self._done < len(self._tasks) and not self._tasks[self._done].link:
             if self._tasks[self._done].verb == "comp":
                 self._compress()
@@ -131,7 +131,7 @@ class OptionExchange(Exchange):
             self._sent = [lane.post(name, self._values if held else self._values[:0])]
 
     def _launch(self, engine: Engine, task: Task) -> Sequence[torch.Tensor]:
-        """Run a collective, and return what this rank receives, by member of the group."""
+        """Run a call, and return what this rank receives, by member of the group."""
         holdings = self._of_group(self._done)
         if not task.compressed:
             return self._launch_plain(engine, task.verb, [sum(held.numel for held in holding) for holding in holdings])
@@ -168,7 +168,7 @@ class OptionExchange(Exchange):
         return [sent]
 
     def _arrive(self) -> None:
-        """Take what the last collective has left, if there was one."""
+        """Take what the last call has left, if there was one."""
         number, received, self._received = self._done, self._received, None
         self._done += 1
         if received is None:
@@ -187,7 +187,7 @@ class OptionExchange(Exchange):
             self._payloads += self._packer.unpack_all(rank, packed, [self._template(held) for held in holding])
 
     def _joined(self, number: int, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return what this rank holds after a collective; several parts are brought to their places in the bucket."""
+        """Return what this rank holds after a call; several parts are brought to their places in the bucket."""
         lane, memory = self._work.lane, self._work.gradient if self._is_scaled else self._memory
         if len(parts) < 2:
             return lane.fetch(parts[0]) if parts else memory[:0]

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import torch
 
+from hvd_compress.collectives.base import Work, add_residual, send_residual
 from hvd_compress.compressors.base import Compressor
 from hvd_compress.compressors.draws import mixed
 from hvd_compress.feedback.residual import Residual
 from hvd_compress.feedback.states import BucketState
 from hvd_compress.papers.espresso.tree.walk import Held, holders, parse
 from hvd_compress.payload import Payload
-from hvd_compress.schemes.base import Work, add_residual, send_residual
 
 
 class PartCompressor:
     """Compresses the parts of one bucket in one step, at any task of an option.
 
-    Each rank adds its residual to its gradient: where a collective comes first, before that; else the compression does
+    Each rank adds its residual to its gradient: where a call comes first, before that; else the compression does
     so. What a compression loses is remembered by the rank that compresses; of several that compress the same sum, by
     the first. A rank that compresses a sum alone adds to it what it has lost of that part before in this step.
     """

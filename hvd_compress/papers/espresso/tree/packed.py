@@ -9,10 +9,10 @@ from functools import lru_cache
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives.packed import Packer
 from hvd_compress.compressors.base import SingleRound
 from hvd_compress.errors import PayloadError
 from hvd_compress.payload import Payload
-from hvd_compress.schemes.packed import Packer
 
 
 @dataclass(frozen=True)

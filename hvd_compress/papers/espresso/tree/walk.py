@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, takewhile
 
+from hvd_compress.collectives.groups import neighbours, sizes
 from hvd_compress.engines.layout import shard
 from hvd_compress.errors import ConfigError
-from hvd_compress.schemes.groups import neighbours, sizes
 
 LINKS = ("all", "within", "across")
-"""Whom a collective connects: all ranks, those of a host, or those at the same place of all hosts."""
+"""Whom a call connects: all ranks, those of a host, or those at the same place of all hosts."""
 PLAIN = ("allreduce", "reduce_scatter", "allgather", "reduce", "broadcast")
 COMPRESSED = ("allgather", "alltoall", "gather", "broadcast")
-"""Collectives of tensors, and of payloads."""
+"""Calls of tensors, and of payloads."""
 ROOT = 0
 """The member of a group that receives what is gathered or reduced, and sends what is broadcast."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A step of an option: "comp", "decomp", or a collective over a link, of payloads or not."""
+    """A step of an option: "comp", "decomp", or a call over a link, of payloads or not."""
 
     verb: str
     link: str = ""
@@ -150,7 +150,7 @@ def _whole(numel: int, sources: Iterable[int]) -> Holding:
 
 
 def _cut(holding: Holding, widths: Sequence[int]) -> Holding:
-    """Cut what is compressed into a payload for each rank that the next collectives scatter it to."""
+    """Cut what is compressed into a payload for each rank that the next calls scatter it to."""
     for width in widths:
         holding = tuple(part for held in holding for member in range(width) for part in held.narrowed(width, member))
     return holding
@@ -179,7 +179,7 @@ def _joined(parts: Iterable[Held]) -> Holding:
 
 
 def _collective(task: Task, holdings: Sequence[Holding]) -> list[Holding]:
-    """Return what the members of a group hold after a collective."""
+    """Return what the members of a group hold after a call."""
     count, waiting = len(holdings), ()
     if task.verb == "broadcast":
         return [holdings[ROOT]] * count

@@ -36,7 +36,7 @@ def train(engine: Engine, request: Request) -> tuple[torch.Tensor, torch.Tensor]
         seen.append(flat_gradient(parameters).clone())
         optimizer.zero_grad()
     assert {str(decision.path) for decision in hvd.of(optimizer).decisions.values()} == {
-        request.policy.plan.default.scheme
+        request.policy.plan.default.collective
     }
     return torch.cat(seen), flat_residual(optimizer, parameters)
 

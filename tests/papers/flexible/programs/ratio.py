@@ -1,4 +1,4 @@
-"""Train with scheme, algorithm and ratio left open, first with gains read from curves, then with gains by rollout."""
+"""Train with collective, algorithm and ratio left open, with gains read from curves, then by rollout."""
 
 from __future__ import annotations
 

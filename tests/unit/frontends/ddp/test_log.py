@@ -13,7 +13,7 @@ from tests.unit.frontends.ddp.job import run_ranks
 from tests.unit.frontends.ddp.training import BROUGHT, compressed, loss_of, make_model, optimizer_of
 
 STEPS = 8
-PLAN = '{"version": 1, "default": {"compressor": {"name": "blocks", "bits": 8}, "scheme": "auto"}}'
+PLAN = '{"version": 1, "default": {"compressor": {"name": "blocks", "bits": 8}, "collective": "auto"}}'
 
 
 @pytest.mark.parametrize("name", ["int4", *BROUGHT, "momentum", "plan"])

@@ -64,7 +64,7 @@ def mix(rank: int, file: Path) -> None:
     for names, decision in hc.of(ddp).decisions.items():
         kinds = {name.endswith(".weight") for name in names}
         expected = "dense" if len(kinds) > 1 else "allgather" if kinds == {True} else "dense"
-        assert decision.scheme == expected, (names, decision)
+        assert decision.collective == expected, (names, decision)
     found = hc.of(ddp).decisions.items()
     mixed = {names: d for names, d in found if len({name.endswith(".weight") for name in names}) > 1}
     assert mixed

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
-from hvd_compress import schemes
+from hvd_compress import collectives
 from hvd_compress.compressors import TopK
 from hvd_compress.engines import base as engines_base
 from tests.brought import brought
@@ -76,11 +76,11 @@ def train_on_hosts(rank: int) -> None:
         patch.setattr(engines_base, "host_identity", lambda: f"host {rank // 2}")
         dense = compressed(make_model(), "dense")
         train(dense, rank, 8)
-        for scheme in filter(schemes.by_name, schemes.names_for(TopK(1.0))):
-            ddp = compressed(make_model(), hc.Compression.topk(1.0).by(collective=scheme))
+        for collective in filter(collectives.by_name, collectives.names_for(TopK(1.0))):
+            ddp = compressed(make_model(), hc.Compression.topk(1.0).by(collective=collective))
             train(ddp, rank, 8)
             torch.testing.assert_close(flat(ddp), flat(dense), rtol=1e-4, atol=1e-5)
-            assert {decision.scheme for decision in hc.of(ddp).decisions.values()} == {scheme}
+            assert {decision.collective for decision in hc.of(ddp).decisions.values()} == {collective}
 
 
 @pytest.mark.parametrize("name", ["topk", "auto", *dict(brought("ADAPTIVE"))])

@@ -161,7 +161,7 @@ class Priced:
 
     def by_path(self, found, layout):  # type: ignore[no-untyped-def]
         taken = {}
-        for scheme in found:
-            stages = scheme.stages(layout, self.costs.world_size)
-            taken[scheme.path] = sum(self.costs.seconds(s.verb, s.algorithm, s.size) for s in stages)
+        for collective in found:
+            stages = collective.stages(layout, self.costs.world_size)
+            taken[collective.path] = sum(self.costs.seconds(s.verb, s.algorithm, s.size) for s in stages)
         return taken

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Collective
 from hvd_compress.compressors import Cast
 from hvd_compress.cost.formulas import Formulas
 from hvd_compress.cost.paths import Path
@@ -16,7 +17,6 @@ from hvd_compress.policies.auto.arms import Arm, Choices, Family, Named, make_ar
 from hvd_compress.policies.auto.quality import candidates
 from hvd_compress.policies.prices import Prices
 from hvd_compress.request.request import Request
-from hvd_compress.schemes import Scheme
 from tests.unit.policies.auto.simulated import CAN, Priced
 
 NEAR = Family(Request(Cast()), candidates("near"))
@@ -27,8 +27,8 @@ def arms_of(layouts: list[Layout], choices: Choices = NEAR, costs: Formulas = FA
     return make_arms(choices, Request(Cast()), layouts, ranks, CAN, Priced(replace(costs, world_size=ranks)))  # type: ignore[arg-type]
 
 
-def schemes_of(arms: Iterable[Arm]) -> dict[str, set[str]]:
-    return {arm.name: {decision.scheme for decision in arm.decisions} for arm in arms}
+def collectives_of(arms: Iterable[Arm]) -> dict[str, set[str]]:
+    return {arm.name: {decision.collective for decision in arm.decisions} for arm in arms}
 
 
 @pytest.mark.parametrize(("shape", "ranks", "name"), [((32000, 4096), 16, "int8"), ((128256, 4096), 8, "int4")])
@@ -37,9 +37,9 @@ def test_what_transports_cannot_count_is_not_tried(shape: tuple[int, int], ranks
     request = next(each for each in candidates("near") if each.name == name)
     for choices in (NEAR, Named(Request(request.compressor))):
         large, small = (arms_of([Layout.of(own)], choices, ranks=ranks) for own in (shape, (100, 100)))
-        assert "allgather" in str(schemes_of(small))
+        assert "allgather" in str(collectives_of(small))
         assert not any(
-            d.scheme == "allgather" and d.compressor == request.compressor for a in large for d in a.decisions
+            d.collective == "allgather" and d.compressor == request.compressor for a in large for d in a.decisions
         )
         assert any(d.compressor == request.compressor for a in large for d in a.decisions)
 
@@ -47,9 +47,10 @@ def test_what_transports_cannot_count_is_not_tried(shape: tuple[int, int], ranks
 class Odd(Priced):
     """A moment in which all-to-all seemed to take less."""
 
-    def by_path(self, found: Iterable[Scheme], layout: Layout) -> dict[Path, float]:
+    def by_path(self, found: Iterable[Collective], layout: Layout) -> dict[Path, float]:
         return {
-            path: s * (0.9 if path.scheme == "alltoall" else 1.0) for path, s in super().by_path(found, layout).items()
+            path: s * (0.9 if path.collective == "alltoall" else 1.0)
+            for path, s in super().by_path(found, layout).items()
         }
 
 

@@ -184,11 +184,11 @@ def test_of_a_request_the_path_is_chosen_and_what_it_names_stays(name: str) -> N
     assert all(rank[0] == ranks[0][0] for rank in ranks)
     used = {each for step in ranks[0][0] for each in step}
     named = {str(request.compressor)}
-    if request.compressor.has_ratio and request.scheme == "auto":
+    if request.compressor.has_ratio and request.collective == "auto":
         named.add("Cast(dtype=None)")
     assert {compressor for compressor, _ in used} <= named
-    if request.scheme != "auto":
-        assert all(path.startswith(request.scheme) for _, path in used)
+    if request.collective != "auto":
+        assert all(path.startswith(request.collective) for _, path in used)
     assert not any(path.startswith("var") for _, path in used)
     if request.algorithm != "auto":
         assert all("ring" in path for _, path in used if path.startswith(("star", "dense")))
@@ -299,7 +299,7 @@ def test_a_reason_says_why_what_waits_for_less_was_not_taken() -> None:
 
 @pytest.mark.parametrize(("waited_s", "other_s"), [(0.001, 0.12), (0.1, 9.0)])
 def test_a_reason_says_why_nothing_else_was_tried(waited_s: float, other_s: float) -> None:
-    """Exchanges are hidden, or collectives of others alone would take longer."""
+    """Exchanges are hidden, or calls of others alone would take longer."""
     policy = AutoPolicy(Request(Cast()), Family(Request(Cast()), candidates("near")))
     layout = Layout.of(1000)
     policy._arms = make_arms(policy._choices, policy._request, [layout], 4, CAN, None)[:2]

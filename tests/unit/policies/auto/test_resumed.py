@@ -220,7 +220,7 @@ def test_ranks_that_come_with_others_search_together() -> None:
     assert run_ranks(RANKS, body) == [(False, True)] * RANKS
 
 
-PLAN = {"version": 1, "world_size": 2, "default": {"compressor": {"name": "dense"}, "scheme": "dense"}}
+PLAN = {"version": 1, "world_size": 2, "default": {"compressor": {"name": "dense"}, "collective": "dense"}}
 HOSTILE = [
     *("{}", "[", "[1]", "3", "null"),
     json.dumps({"arm": "int4", "exchanging_s": 0.1, "plan": {"version": 9}}),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.collectives import Collective
 from hvd_compress.compressors import Cast
 from hvd_compress.cost.paths import Path
 from hvd_compress.policies.auto.arms import Family, make_arms
@@ -16,7 +17,6 @@ from hvd_compress.policies.auto.chooser import Chooser
 from hvd_compress.policies.auto.quality import candidates
 from hvd_compress.policies.auto.search import Search
 from hvd_compress.request.request import Request
-from hvd_compress.schemes import Scheme
 from hvd_compress.services.agreement import LONGEST, StepTimes
 from hvd_compress.services.detector import Alarm
 from tests.unit.policies.auto.simulated import CAN, Network, Training
@@ -176,7 +176,7 @@ class Busy:
 
     source = "this job"
 
-    def by_path(self, found: Iterable[Scheme], layout: Layout) -> dict[Path, float]:
+    def by_path(self, found: Iterable[Collective], layout: Layout) -> dict[Path, float]:
         return {each.path: 1.0 if each.compressor.compresses else 1e-3 for each in found}
 
 

@@ -1,0 +1,1 @@
+"""Collectives that papers compare with flat ones, each run by its name alone."""

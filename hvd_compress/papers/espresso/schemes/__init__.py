@@ -1,1 +1,0 @@
-"""Schemes that papers compare with flat ones, each run by its name alone."""
