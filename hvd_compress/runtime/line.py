@@ -1,0 +1,122 @@
+"""Connections between rank 0 and all others, on which a thread sleeps until something comes."""
+
+from __future__ import annotations
+
+import fcntl
+import hmac
+import json
+import secrets
+import socket
+import struct
+from multiprocessing.connection import Connection
+from typing import Any
+
+from hvd_compress.engines.base import Engine
+from hvd_compress.errors import CommunicationError
+from hvd_compress.runtime.request import Request
+
+REMEMBERED = 4096
+"""Requests that both ends of a connection know by number."""
+_SIOCGIFADDR = 0x8915
+_TOKEN_BYTES = 32
+
+
+def connect(engine: Engine, timeout_s: float) -> dict[int, Connection]:
+    """Return by rank the connections that this rank has: rank 0 one with each other, those one with rank 0.
+
+    Collective over the engine, by which rank 0 tells where it listens, and a token that who connects must bring.
+
+    Raises CommunicationError where somebody does not come in time.
+    """
+    if engine.world_size == 1:
+        return {}
+    if engine.rank:
+        told = engine.allgather_json(None)[0]
+        return {0: _call(engine.rank, told, timeout_s)}
+    with socket.create_server(("", 0), backlog=engine.world_size) as server:
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        engine.allgather_json([_addresses(), server.getsockname()[1], token.hex()])
+        server.settimeout(timeout_s)
+        lines: dict[int, Connection] = {}
+        while len(lines) < engine.world_size - 1:
+            try:
+                found, _ = server.accept()
+                found.settimeout(timeout_s)
+                said = found.recv(_TOKEN_BYTES + 4, socket.MSG_WAITALL)
+            except TimeoutError:
+                missing = [rank for rank in range(1, engine.world_size) if rank not in lines]
+                raise CommunicationError(f"ranks {missing} did not connect to rank 0 in {timeout_s:g} s") from None
+            if hmac.compare_digest(said[:_TOKEN_BYTES], token):
+                lines[struct.unpack("!i", said[_TOKEN_BYTES:])[0]] = _connection(found)
+            else:
+                found.close()
+        return lines
+
+
+def _call(rank: int, told: Any, timeout_s: float) -> Connection:
+    addresses, port, token = told
+    failed: OSError | None = None
+    for address in addresses:
+        try:
+            found = socket.create_connection((address, port), timeout_s)
+        except OSError as error:
+            failed = error
+            continue
+        found.sendall(bytes.fromhex(token) + struct.pack("!i", rank))
+        return _connection(found)
+    raise CommunicationError(f"rank {rank} cannot connect to rank 0 at {addresses} port {port}: {failed}")
+
+
+def _connection(found: socket.socket) -> Connection:
+    found.settimeout(None)
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Connection(found.detach())
+
+
+def _addresses() -> list[str]:
+    """Return this host's addresses, the loopback last: another host would find itself by it."""
+    found: list[str] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            try:
+                packed = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # an interface without an address
+                continue
+            found.append(socket.inet_ntoa(packed[20:24]))
+    return sorted(found, key=lambda address: address.startswith("127."))
+
+
+class Shorthand:
+    """One end of a connection: a request that was sent before is a number. Both ends number alike."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Request, int] = {}
+        self._known: list[Request] = []
+
+    def encode(self, request: Request) -> Any:
+        """Return what to send for a request, as JSON."""
+        number = self._numbers.get(request)
+        if number is not None:
+            return number
+        self._learn(request)
+        return request
+
+    def decode(self, said: Any) -> Request:
+        """Return the request that the other end has encoded."""
+        if isinstance(said, int):
+            return self._known[said]
+        request = Request.of(said)
+        self._learn(request)
+        return request
+
+    def _learn(self, request: Request) -> None:
+        if len(self._known) == REMEMBERED:  # names that nobody gave are new each time
+            self._numbers.clear()
+            self._known.clear()
+        self._numbers[request] = len(self._known)
+        self._known.append(request)
+
+
+def packed(kind: str, *said: Any) -> bytes:
+    """Return a message."""
+    return json.dumps([kind, *said], separators=(",", ":")).encode()

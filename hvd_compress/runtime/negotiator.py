@@ -1,0 +1,216 @@
+"""The thread of a rank that hears what others want, and how the answers come to all."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from hvd_compress.engines.base import Engine
+from hvd_compress.runtime.coordinator import Coordinator
+from hvd_compress.runtime.line import Shorthand, connect, packed
+from hvd_compress.runtime.request import LEAVE, Request, Response
+from hvd_compress.warned import warn_caller
+
+STALLED_S = 60.0
+"""As Horovod's: after so long rank 0 warns of who is missing."""
+LOOK_S = 5.0
+"""While something waits, rank 0 looks so often whether it waits too long."""
+
+
+class Negotiator:
+    """Brings requests to the coordinator, which is at rank 0, and its answers to all ranks in one order.
+
+    A request leaves in the thread that submits it; what comes is heard by one thread, which sleeps meanwhile. Rank 0
+    answers while at most one answer is unfinished there: what becomes ready in the meantime is fused.
+
+    Args:
+        engine: over all ranks. The constructor is collective over it.
+        fusion_bytes: as Coordinator.
+        timeout_s: how long a tensor waits for ranks that do not submit it.
+        deliver: takes each answer, one after the other, the same on all ranks.
+        lost: called once, with words, when rank 0 or a rank that has not left is gone.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        fusion_bytes: int,
+        timeout_s: float,
+        deliver: Callable[[Response], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self._rank, self._timeout_s = engine.rank, timeout_s
+        self._deliver, self._lost = deliver, lost
+        self._lock = threading.Lock()
+        self._lines = connect(engine, timeout_s)
+        self._heard = {rank: Shorthand() for rank in self._lines}
+        self._told = Shorthand()
+        self._coordinator = Coordinator(engine.world_size, fusion_bytes) if not self._rank else None
+        self._unfinished = 0
+        self._left: set[int] = set()
+        self._ended = False
+        self._watches = False  # whether the thread looks at the time
+        self._pipe = os.pipe()  # wakes it
+        self._thread = threading.Thread(target=self._listen, name="hvd-compress-negotiator", daemon=True)
+        self._thread.start()
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """This rank asks for tensors, in this order."""
+        with self._lock:
+            if self._coordinator is None:
+                self._send(packed("ask", [self._told.encode(request) for request in requests]))
+                return
+            for request in requests:
+                self._coordinator.submit(0, request, time.monotonic())
+            self._answer()
+            if self._coordinator.waits and not self._watches:
+                self._wake()
+
+    def join(self) -> None:
+        """This rank has no more to ask for."""
+        with self._lock:
+            if self._coordinator is None:
+                self._send(packed("join"))
+                return
+            self._coordinator.join(0)
+            self._answer()
+
+    def finished(self) -> None:
+        """An answer that was delivered is carried out."""
+        with self._lock:
+            if self._coordinator is not None:
+                self._unfinished -= 1
+                self._answer()
+
+    def close(self) -> None:
+        """Leave: what others ask for from now on fails where this rank would have to take part."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            for line in self._lines.values():
+                _try_to_send(line, packed("leave", self._rank))
+        self._wake()
+        self._thread.join()
+        for line in self._lines.values():
+            line.close()
+        for end in self._pipe:
+            os.close(end)
+
+    def _send(self, message: bytes) -> None:
+        """To rank 0, which may be gone: the thread that listens notices, and says so."""
+        _try_to_send(self._lines[0], message)
+
+    def _wake(self) -> None:
+        os.write(self._pipe[1], b".")
+
+    def _listen(self) -> None:
+        try:
+            self._hear_all()
+        except Exception as error:  # whatever it is, nobody may wait for a thread that has ended
+            self._lost(f"rank {self._rank} hears nothing of other ranks any more: {error!r}")
+            raise
+
+    def _hear_all(self) -> None:
+        lines = {line: rank for rank, line in self._lines.items()}
+        while not self._ended:
+            with self._lock:
+                self._watches = self._coordinator is not None and self._coordinator.waits
+            for ready in wait([*lines, self._pipe[0]], min(LOOK_S, self._timeout_s / 2) if self._watches else None):
+                if isinstance(ready, int):
+                    os.read(ready, 4096)
+                elif isinstance(ready, Connection) and not self._hear(lines[ready], ready):
+                    del lines[ready]
+            if self._watches:
+                self._look_at_time()
+
+    def _hear(self, rank: int, line: Connection) -> bool:
+        """Take a message; return whether more may come."""
+        try:
+            kind, *said = json.loads(line.recv_bytes())
+        except (EOFError, OSError):
+            self._miss(rank)
+            return False
+        if self._coordinator is None:
+            return self._obey(kind, said)
+        with self._lock:
+            if kind == "ask":
+                for each in said[0]:
+                    self._coordinator.submit(rank, self._heard[rank].decode(each), time.monotonic())
+            elif kind == "join":
+                self._coordinator.join(rank)
+            else:
+                self._left.add(rank)
+                self._coordinator.leave(rank, "has shut down")
+            self._answer()
+        return bool(kind != "leave")
+
+    def _obey(self, kind: str, said: list[Any]) -> bool:
+        if kind == "do":
+            requests, *others = said[0]
+            rest = Response((), *others)
+            response = rest._replace(
+                requests=tuple(self._heard[0].decode(each) for each in requests),
+                to=tuple(rest.to),
+                sizes=tuple(tuple(each) if isinstance(each, list) else each for each in rest.sizes),
+                absent=tuple(rest.absent),
+            )
+            self._deliver(response)
+        elif kind == "lost":
+            self._lost(said[0])
+        else:
+            self._left.add(0)
+            why = "rank 0 has shut down, and no rank goes on without it"
+            self._deliver(Response((Request(LEAVE, LEAVE),), why, missing=True))  # after what was answered before
+        return kind == "do"
+
+    def _miss(self, rank: int) -> None:
+        if self._ended or rank in self._left:
+            return
+        why = f"rank {rank} is gone: its process has ended"
+        with self._lock:
+            if self._coordinator is not None:
+                self._coordinator.leave(rank, "is gone: its process has ended")
+                for other, line in self._lines.items():
+                    if other != rank:
+                        _try_to_send(line, packed("lost", why))
+        self._lost(why)
+
+    def _answer(self) -> None:
+        """Tell all ranks what to do next, where rank 0 has nothing else to do. Held: the lock."""
+        assert self._coordinator is not None
+        if self._unfinished > 1:
+            return
+        for response in self._coordinator.take():
+            said = [[self._told.encode(request) for request in response.requests], *response[1:]]
+            message = packed("do", said)
+            for line in self._lines.values():
+                _try_to_send(line, message)
+            self._unfinished += 1
+            self._deliver(response)
+
+    def _look_at_time(self) -> None:
+        with self._lock:
+            assert self._coordinator is not None
+            now = time.monotonic()
+            late = list(self._coordinator.overdue(now, min(STALLED_S, self._timeout_s / 2)))
+            self._coordinator.give_up(now, self._timeout_s)
+            self._answer()
+        for request, missing, seconds in late:
+            warn_caller(
+                f"{request.verb} of {request.name!r} waits since {seconds:.0f} s for ranks {missing}, which have not "
+                "submitted it: they may have taken another branch, or be slow"
+            )
+
+
+def _try_to_send(line: Connection, message: bytes) -> None:
+    """To a rank that may be gone, which is noticed where one reads."""
+    try:
+        line.send_bytes(message)
+    except OSError:
+        return

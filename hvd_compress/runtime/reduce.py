@@ -1,0 +1,63 @@
+"""Reductions that engines do not have: by owners of shards, who reduce what all send them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hvd_compress.engines.base import Engine
+from hvd_compress.engines.layout import shard, shard_lengths
+from hvd_compress.errors import UnsupportedError
+from hvd_compress.runtime.request import AVERAGE, MAX, MIN, PRODUCT, SUM
+
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""In what they are added: the result is rounded once."""
+
+
+def allreduce(engine: Engine, flat: torch.Tensor, op: str) -> None:
+    """Replace `flat` (n,) by the reduction over all ranks, the same bits on all of them. AVERAGE is a sum here."""
+    if op in (SUM, AVERAGE) and flat.dtype in engine.capabilities.sum_dtypes and flat.dtype not in _WIDER:
+        engine.allreduce(flat)
+        return
+    size = engine.world_size
+    lengths = shard_lengths(flat.numel(), size)
+    parts = [as_moved(engine, flat[shard(flat.numel(), size, rank)]) for rank in range(size)]
+    received = engine.alltoall(parts, [parts[engine.rank].numel()] * size)
+    mine = as_moved(engine, reduced([each.view(flat.dtype) for each in received], op))
+    pieces = flat.itemsize // mine.itemsize  # of what an element moves as
+    gathered = engine.allgather(mine, [length * pieces for length in lengths])
+    for rank, part in enumerate(gathered):
+        flat[shard(flat.numel(), size, rank)] = part.view(flat.dtype)
+
+
+def reduced(tensors: Sequence[torch.Tensor], op: str) -> torch.Tensor:
+    """Return the reduction of tensors of one shape and dtype. AVERAGE is a sum here; that of bool is a logical or."""
+    stacked = torch.stack(list(tensors))
+    if op in (SUM, AVERAGE):
+        if stacked.dtype == torch.bool:
+            return stacked.any(0)
+        return stacked.to(_WIDER.get(stacked.dtype, stacked.dtype)).sum(0).to(stacked.dtype)
+    if op == MIN:
+        return stacked.amin(0)
+    if op == MAX:
+        return stacked.amax(0)
+    if op == PRODUCT:
+        return stacked.to(_WIDER.get(stacked.dtype, stacked.dtype)).prod(0).to(stacked.dtype)
+    raise UnsupportedError(f"no reduction is called {op!r}")
+
+
+def as_moved(engine: Engine, flat: torch.Tensor) -> torch.Tensor:
+    """Return the same memory in a dtype that the engine moves: bytes, where it knows no better."""
+    flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+    return flat if flat.dtype in engine.capabilities.sum_dtypes else flat.view(torch.uint8)
+
+
+def scale(flat: torch.Tensor, factor: float) -> None:
+    """Multiply in place; whole numbers as doubles, rounded towards zero."""
+    if factor == 1 or flat.dtype == torch.bool:
+        return
+    if flat.is_floating_point() or flat.is_complex():
+        flat.mul_(factor)
+    else:
+        flat.copy_(flat.double() * factor)

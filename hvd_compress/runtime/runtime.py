@@ -1,0 +1,171 @@
+"""A runtime: whoever submits a tensor by name gets its result when all members of its process set have done so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from queue import SimpleQueue
+
+from hvd_compress.engines.base import Engine
+from hvd_compress.errors import CommunicationError, ConfigError, UsageError
+from hvd_compress.runtime.executor import Entry, Executor
+from hvd_compress.runtime.negotiator import Negotiator
+from hvd_compress.runtime.request import ADD_SET, JOIN, LEAVE, REMOVE_SET, Request, Response
+
+WORLD = 0
+"""The process set of all ranks."""
+
+
+class Runtime:
+    """Matches tensors by name as Horovod does, and moves them over an engine.
+
+    Two threads: one hears what other ranks want, one moves tensors. Both sleep when there is nothing to do. The
+    constructor is collective over the engine, which nobody else uses from now on.
+
+    Args:
+        fusion_bytes: small allreduces are moved as one up to so many bytes.
+        timeout_s: how long a tensor waits for ranks that do not submit it.
+
+    Raises CommunicationError where ranks do not come.
+    """
+
+    def __init__(self, engine: Engine, fusion_bytes: int, timeout_s: float) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[tuple[int, str], Entry] = {}
+        self._moving: tuple[Entry, ...] = ()
+        self._joining: Entry | None = None
+        self._lost: str | None = None
+        self._rank = engine.rank
+        self._executor = Executor(engine)
+        self._answers: SimpleQueue[Response | None] = SimpleQueue()
+        self._negotiator = Negotiator(engine, fusion_bytes, timeout_s, self._answers.put, self._lose)
+        self._thread = threading.Thread(target=self._move_all, name="hvd-compress-runtime", daemon=True)
+        self._thread.start()
+
+    def submit(self, entries: Sequence[Entry]) -> None:
+        """Ask for tensors, in this order. Any thread may.
+
+        Raises:
+            ConfigError: a name is in flight already: nothing of them is submitted.
+            CommunicationError: a rank is gone.
+            UsageError: after close().
+        """
+        with self._lock:
+            self._require_open()
+            keys = [(entry.request.members, entry.request.name) for entry in entries]
+            for number, key in enumerate(keys):
+                if key in self._entries or key in keys[:number]:
+                    raise ConfigError(
+                        f"a tensor called {key[1]!r} is in flight already: wait for it, or give this one another name"
+                    )
+            self._entries.update(zip(keys, entries, strict=True))
+            self._negotiator.submit([entry.request for entry in entries])
+
+    def wait(self, entry: Entry) -> object:
+        """Return the result of what was submitted.
+
+        Raises:
+            ConfigError: ranks want different things; names both.
+            CommunicationError: a rank did not come, has left or is gone.
+        """
+        entry.done.wait()
+        if entry.error is not None:
+            raise entry.error
+        return entry.result
+
+    def join(self) -> int:
+        """Take part with zeros until all ranks have joined; return the one that came last. Others go on meanwhile."""
+        with self._lock:
+            self._require_open()
+            if self._joining is not None:
+                raise UsageError("this rank has joined already, and waits for the others")
+            entry = self._joining = Entry(Request(JOIN, JOIN))
+            self._negotiator.join()
+        last = self.wait(entry)
+        assert isinstance(last, int)
+        return last
+
+    def add_set(self, ranks: Sequence[int]) -> int:
+        """Make a process set; return its number. Collective over all ranks, which name the same."""
+        entry = Entry(Request(ADD_SET, f"{ADD_SET} {list(ranks)}", shape=tuple(ranks)))
+        self.submit([entry])
+        number = self.wait(entry)
+        assert isinstance(number, int)
+        return number
+
+    def remove_set(self, number: int) -> None:
+        """Forget a process set. Collective over all ranks."""
+        entry = Entry(Request(REMOVE_SET, f"{REMOVE_SET} {number}", shape=(number,)))
+        self.submit([entry])
+        self.wait(entry)
+
+    def close(self) -> None:
+        """Leave. What is in flight ends with an error; so does what other ranks ask of this one later."""
+        self._negotiator.close()
+        self._answers.put(None)
+        self._thread.join()
+        self._fail(UsageError("this rank has shut down"))
+        self._executor.close()
+
+    def _require_open(self) -> None:
+        if self._lost is not None:
+            raise CommunicationError(self._lost)
+        if not self._thread.is_alive():
+            raise UsageError("this rank has shut down: call init() first")
+
+    def _move_all(self) -> None:
+        while (response := self._answers.get()) is not None:
+            self._carry_out(response)
+            self._negotiator.finished()
+
+    def _carry_out(self, response: Response) -> None:
+        if response.requests[0].verb == JOIN:
+            self._end_join(response)
+            return
+        if response.requests[0].verb == LEAVE:
+            self._lose(response.error)
+            return
+        with self._lock:
+            keys = [(request.members, request.name) for request in response.requests]
+            found = {key[1]: self._entries.pop(key) for key in keys if self._is_meant(key, response)}
+            self._moving = tuple(found.values())
+        if response.error:
+            for entry in found.values():
+                entry.end(_error_of(response))
+        elif self._executor.takes_part(response):
+            error: Exception | None = None
+            try:
+                self._executor.run(response, found)
+            except Exception as raised:
+                error = CommunicationError(f"{response.requests[0].describe()} {list(found)} failed: {raised}")
+                error.__cause__ = raised
+                self._lose(str(error))
+            for entry in found.values():
+                entry.end(error)
+
+    def _is_meant(self, key: tuple[int, str], response: Response) -> bool:
+        return key in self._entries and (not response.to or self._rank in response.to)
+
+    def _end_join(self, response: Response) -> None:
+        with self._lock:
+            entry, self._joining = self._joining, None
+        if entry is not None:
+            entry.result = response.last
+            entry.end(_error_of(response) if response.error else None)
+
+    def _lose(self, why: str) -> None:
+        """Nothing can be exchanged any more: say so to all who wait, and to all who come."""
+        self._lost = self._lost or why
+        self._executor.abort(why)
+        self._fail(CommunicationError(why))
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            entries, self._entries = [*self._moving, *self._entries.values()], {}
+            joining, self._joining = self._joining, None
+        for entry in entries if joining is None else [*entries, joining]:
+            entry.end(error)
+
+
+def _error_of(response: Response) -> Exception:
+    return CommunicationError(response.error) if response.missing else ConfigError(response.error)

@@ -1,0 +1,136 @@
+"""Requests and answers, without threads."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_compress.runtime.coordinator import Coordinator
+from hvd_compress.runtime.line import Shorthand
+from hvd_compress.runtime.request import ALLGATHER, ALLREDUCE, ALLTOALL, BARRIER, BROADCAST, JOIN, SUM, Request
+
+BYTES = 4 * 10
+
+
+def summed(name: str, numel: int = 1, **fields: object) -> Request:
+    """Return what an allreduce asks for."""
+    return Request(ALLREDUCE, name, dtype="float32", shape=(numel,), op=SUM, **fields)  # type: ignore[arg-type]
+
+
+def asked(size: int, *requests: Request, fusion_bytes: int = BYTES) -> Coordinator:
+    """Return a coordinator of whom all ranks have asked for these."""
+    coordinator = Coordinator(size, fusion_bytes)
+    for request in requests:
+        for rank in range(size):
+            coordinator.submit(rank, request, 0.0)
+    return coordinator
+
+
+def names(coordinator: Coordinator) -> list[list[str]]:
+    return [[request.name for request in response.requests] for response in coordinator.take()]
+
+
+@given(st.integers(1, 4), st.integers(0, 2**32), st.lists(st.integers(1, 12), min_size=1, max_size=12))
+def test_all_that_is_asked_for_is_answered_once_within_the_bound(size: int, seed: int, numels: list[int]) -> None:
+    requests = [summed(str(number), numel) for number, numel in enumerate(numels)]
+    left = [(rank, request) for rank in range(size) for request in requests]
+    random.Random(seed).shuffle(left)
+    coordinator, found = Coordinator(size, BYTES), []
+    for rank, request in left:
+        coordinator.submit(rank, request, 0.0)
+        found += coordinator.take()
+    assert sorted(each for response in found for each in response.requests) == sorted(requests)
+    assert all(len(r.requests) == 1 or sum(e.shape[0] for e in r.requests) * 4 <= BYTES for r in found)
+    assert not any(response.error for response in found)
+    assert not coordinator.waits
+
+
+def test_small_ones_that_are_alike_are_fused() -> None:
+    other = summed("d")._replace(dtype="float64")
+    assert names(asked(2, summed("a", 6), other, summed("b", 3), summed("c", 3))) == [["a", "b"], ["d"], ["c"]]
+
+
+def test_a_group_is_moved_as_one_when_it_is_whole() -> None:
+    group = [summed(f"g{number}", 20, group=("g", 3)) for number in range(3)]
+    coordinator = asked(2, *group[:2], summed("alone"))
+    assert names(coordinator) == [["alone"]]
+    for rank in range(2):
+        coordinator.submit(rank, group[2], 0.0)
+    assert names(coordinator) == [["g0", "g1", "g2"]]
+
+
+def test_what_cannot_be_fused_is_not() -> None:
+    gathers = [Request(ALLGATHER, name, dtype="float32", shape=(1,)) for name in "ab"]
+    assert names(asked(2, *gathers)) == [["a"], ["b"]]
+
+
+def test_rows_of_all_ranks_are_told() -> None:
+    coordinator = Coordinator(3, BYTES)
+    for rank in (2, 0, 1):
+        coordinator.submit(rank, Request(ALLGATHER, "x", dtype="float32", shape=(rank, 5)), 0.0)
+    (response,) = coordinator.take()
+    assert response.sizes == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (Request(BROADCAST, "x", dtype="float32", shape=(1,), root=5), "its root, rank 5, is not in the process set"),
+        (Request(ALLTOALL, "x", dtype="float32", shape=(3,), splits=(1, 1)), r"splits \[1, 1\].*2 ranks, 3 in all"),
+        (Request(ALLGATHER, "x", dtype="float32"), "has no rows"),
+        (summed("x", members=7), "no process set 7"),
+    ],
+)
+def test_what_all_want_wrongly_is_an_error(request_: Request, words: str) -> None:
+    answers = asked(2, request_).take()
+    assert answers
+    for response in answers:
+        with pytest.raises(AssertionError, match=words):
+            raise AssertionError(response.error)
+
+
+def test_a_rank_that_is_missing_is_told_of_once_and_then_given_up() -> None:
+    coordinator = Coordinator(3, BYTES)
+    coordinator.submit(0, summed("x"), 10.0)
+    coordinator.submit(2, summed("x"), 11.0)
+    assert list(coordinator.overdue(12.0, 3.0)) == []
+    assert list(coordinator.overdue(14.0, 3.0)) == [(summed("x"), [1], 4.0)]
+    assert list(coordinator.overdue(15.0, 3.0)) == []
+    coordinator.give_up(16.0, 5.0)
+    (given_up,) = coordinator.take()
+    assert (given_up.to, given_up.missing) == ((0, 2), True)
+    coordinator.submit(1, summed("x"), 17.0)
+    (late,) = coordinator.take()
+    assert (late.to, late.missing) == ((1,), True)
+    assert not coordinator.waits
+
+
+def test_who_waits_in_join_for_a_rank_that_is_gone_hears_of_it() -> None:
+    coordinator = Coordinator(3, BYTES)
+    coordinator.join(1)
+    coordinator.leave(2, "is gone")
+    (response,) = coordinator.take()
+    assert (response.requests[0].verb, response.error, response.to) == (JOIN, "join: rank 2 is gone", (1,))
+
+
+def test_a_gather_does_not_bear_ranks_that_have_joined() -> None:
+    coordinator = Coordinator(2, BYTES)
+    coordinator.join(1)
+    coordinator.submit(0, Request(ALLGATHER, "x", dtype="float32", shape=(1,)), 0.0)
+    coordinator.submit(0, Request(BARRIER, "y"), 0.0)
+    refused, barrier = coordinator.take()
+    assert "rank 1 has joined" in refused.error
+    assert (barrier.error, barrier.absent) == ("", (1,))
+
+
+@given(st.lists(st.sampled_from("abcdefgh"), max_size=60))
+def test_both_ends_of_a_connection_number_alike(sent: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hvd_compress.runtime.line.REMEMBERED", 4)
+        here, there = Shorthand(), Shorthand()
+        for name in sent:
+            said = here.encode(summed(name))
+            assert there.decode(said if isinstance(said, int) else list(said)) == summed(name)
