@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hvd_compress.runtime.request import (
+    ADASUM,
     ADD_SET,
     ALLGATHER,
     ALLREDUCE,
@@ -203,7 +204,8 @@ class Coordinator:
         open_at: dict[object, tuple[int, int]] = {}
         for single in singles:
             (request,) = single.requests
-            kind = (request._replace(name="", shape=()), single.absent) if request.verb == ALLREDUCE else None
+            fusible = request.verb == ALLREDUCE and request.op != ADASUM  # which depends on a tensor's length
+            kind = (request._replace(name="", shape=()), single.absent) if fusible else None
             place, held = open_at.get(kind, (-1, 0))
             size = nbytes(request)
             if kind is not None and place >= 0 and (request.group[0] or held + size <= self._fusion_bytes):

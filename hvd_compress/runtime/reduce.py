@@ -9,7 +9,7 @@ import torch
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.layout import shard, shard_lengths
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.runtime.request import AVERAGE, MAX, MIN, PRODUCT, SUM
+from hvd_compress.runtime.request import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """In what they are added: the result is rounded once."""
@@ -17,6 +17,9 @@ _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 def allreduce(engine: Engine, flat: torch.Tensor, op: str) -> None:
     """Replace `flat` (n,) by the reduction over all ranks, the same bits on all of them. AVERAGE is a sum here."""
+    if op == ADASUM:
+        _adasum(engine, flat)
+        return
     if op in (SUM, AVERAGE) and flat.dtype in engine.capabilities.sum_dtypes and flat.dtype not in _WIDER:
         engine.allreduce(flat)
         return
@@ -29,6 +32,23 @@ def allreduce(engine: Engine, flat: torch.Tensor, op: str) -> None:
     gathered = engine.allgather(mine, [length * pieces for length in lengths])
     for rank, part in enumerate(gathered):
         flat[shard(flat.numel(), size, rank)] = part.view(flat.dtype)
+
+
+def _adasum(engine: Engine, flat: torch.Tensor) -> None:
+    """Combine gradients pairwise, each without what the other has of its direction (Maleki et al. 2020, Eq. 3)."""
+    moved = as_moved(engine, flat)
+    left = [each.view(flat.dtype) for each in engine.allgather(moved, [moved.numel()] * engine.world_size)]
+    while len(left) > 1:
+        left = [_combined(one, other) for one, other in zip(left[::2], left[1::2], strict=True)]
+    flat.copy_(left[0])
+
+
+def _combined(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    first, second = one.double(), other.double()
+    both, of_first, of_second = first.dot(second), first.dot(first), second.dot(second)
+    left = 1 - both / (2 * of_first) if of_first else 1
+    right = 1 - both / (2 * of_second) if of_second else 1
+    return (left * first + right * second).to(one.dtype)
 
 
 def reduced(tensors: Sequence[torch.Tensor], op: str) -> torch.Tensor:

@@ -13,7 +13,7 @@ LEAVE = "leave"
 ADD_SET, REMOVE_SET = "new process set", "removal of a process set"
 """Asked for by all ranks. `shape` has its ranks, or its number."""
 
-AVERAGE, SUM, MIN, MAX, PRODUCT = "Average", "Sum", "Min", "Max", "Product"
+AVERAGE, SUM, MIN, MAX, PRODUCT, ADASUM = "Average", "Sum", "Min", "Max", "Product", "Adasum"
 
 
 class Request(NamedTuple):

@@ -74,7 +74,7 @@ ALLOWED = {
         "papers.family",  # for type checkers alone
     },
     "engines": {"engines", "errors", "extras"},
-    "runtime": {"runtime", "engines.base", "engines.layout", "errors", "warned"},
+    "runtime": {"runtime", "engines", "errors", "settings", "warned"},
     "collectives": {
         "guests",
         "collectives",

@@ -1,0 +1,40 @@
+"""Objects of Python, pickled, on their way between ranks that trust each other."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import torch
+
+from hvd_compress.runtime.operations import allgather, broadcast_
+from hvd_compress.runtime.world import ProcessSet, global_process_set, rank
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Return the object of rank `root_rank` of the job."""
+    called = name or type(obj).__name__
+    is_root = rank() == root_rank
+    packed = _packed(obj) if is_root else torch.zeros(0, dtype=torch.uint8)
+    length = broadcast_(torch.tensor([packed.numel()]), root_rank, f"{called}.sz", process_set).item()
+    packed = packed if is_root else torch.zeros(length, dtype=torch.uint8)
+    broadcast_(packed, root_rank, f"{called}.t", process_set)
+    return obj if is_root else _unpacked(packed)
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """Return the objects of all ranks, in their order."""
+    called, packed = name or type(obj).__name__, _packed(obj)
+    lengths = allgather(torch.tensor([packed.numel()]), f"{called}.sz").tolist()
+    return [_unpacked(part) for part in torch.split(allgather(packed, f"{called}.t"), lengths)]
+
+
+def _packed(obj: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
+
+
+def _unpacked(packed: torch.Tensor) -> Any:
+    return pickle.load(io.BytesIO(packed.numpy().tobytes()))

@@ -1,0 +1,209 @@
+"""This rank and the others: init(), numbers and process sets, as Horovod has them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from hvd_compress.engines.base import Engine
+from hvd_compress.engines.leave import at_end
+from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.runtime.runtime import Runtime
+from hvd_compress.runtime.start import start
+from hvd_compress.settings import Settings
+
+
+@dataclass(eq=False)
+class World:
+    """What init() has made.
+
+    Attributes:
+        hosts: by rank, the number of its host.
+        sets: by number, the ranks of each process set.
+    """
+
+    runtime: Runtime
+    engine: Engine
+    end_engine: Callable[[], None]
+    hosts: tuple[int, ...]
+    sets: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def unnamed(self, verb: str) -> str:
+        """Return a name for a tensor without one: the same on all ranks that call alike."""
+        with self.lock:
+            self.counts[verb] = self.counts.get(verb, 0) + 1
+            return f"{verb}.noname.{self.counts[verb]}"
+
+    def close(self) -> None:
+        """Leave."""
+        self.runtime.close()
+        self.end_engine()
+
+
+class ProcessSet:
+    """Ranks among which collectives may run, as Horovod's. It is in use after init() or add_process_set().
+
+    Attributes:
+        process_set_id: its number; None while it is not in use.
+        ranks: of the job, in ascending order.
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.ranks: list[int] | None = sorted(ranks)
+        self.process_set_id: int | None = None
+        if any(isinstance(each, bool) or not isinstance(each, int) for each in self.ranks):
+            raise ConfigError(f"a process set is a list of ranks, not {list(ranks)}")
+
+    def size(self) -> int | None:
+        """Return how many ranks it has; None while it is not in use."""
+        return None if self.process_set_id is None else len(self._members())
+
+    def rank(self) -> int | None:
+        """Return the place of this rank in it; None where it is not in it, or it is not in use."""
+        if self.process_set_id is None or world().engine.rank not in self._members():
+            return None
+        return self._members().index(world().engine.rank)
+
+    def included(self) -> bool:
+        """Return whether this rank is in it."""
+        return world().engine.rank in self._members()
+
+    def _members(self) -> Sequence[int]:
+        return range(world().engine.world_size) if self is global_process_set else self.ranks or ()
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+
+global_process_set = ProcessSet([])
+"""All ranks."""
+global_process_set.process_set_id = 0
+
+_world: World | None = None
+_end: Callable[[], object] = lambda: None  # noqa: E731
+
+
+def world() -> World:
+    """Return what init() has made. Raises UsageError before it, and after shutdown()."""
+    if _world is None:
+        raise UsageError("hvd.init() comes first: without it there are no ranks")
+    return _world
+
+
+def init(
+    comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
+) -> None:
+    """Let the ranks of the job meet. Collective over them; a second call does nothing.
+
+    Args:
+        comm: ranks of the job, all of which call it with the same; the others make a job of their own.
+        process_sets: to add; the same on all ranks. "dynamic" says that some will be added later, which all may.
+
+    Raises:
+        ConfigError: `comm` is no list of ranks.
+        UsageError: processes of a launcher cannot meet.
+        CommunicationError: some of them do not come.
+    """
+    global _world, _end
+    if _world is not None:
+        return
+    settings = Settings.from_environment()
+    engine, end_engine = start(settings.timeout_s)
+    if comm:
+        if not all(isinstance(each, int) and 0 <= each < engine.world_size for each in comm):
+            raise ConfigError(f"init() takes ranks below {engine.world_size}, not {comm!r}")
+        part = engine.split(int(engine.rank in comm))
+        assert part is not None, "each rank has a color"
+        engine = part
+    hosts = engine.locate()
+    _world = World(Runtime(engine, settings.fusion_threshold_bytes, settings.timeout_s), engine, end_engine, hosts)
+    global_process_set.ranks = list(range(engine.world_size))
+    _end = at_end(_world.runtime, _world.close)
+    for each in process_sets if process_sets and not isinstance(process_sets, str) else ():
+        add_process_set(each)
+
+
+def shutdown() -> None:
+    """Leave: what other ranks ask of this one from now on is an error there. init() may come again."""
+    global _world
+    if _world is not None:
+        _world = None
+        _end()
+
+
+def is_initialized() -> bool:
+    """Return whether init() was called, and shutdown() was not."""
+    return _world is not None
+
+
+def rank() -> int:
+    """Return the number of this process in the job."""
+    return world().engine.rank
+
+
+def size() -> int:
+    """Return how many ranks the job has."""
+    return world().engine.world_size
+
+
+def local_rank() -> int:
+    """Return the place of this rank among those of its host."""
+    own = world()
+    return own.hosts[: own.engine.rank].count(own.hosts[own.engine.rank])
+
+
+def local_size() -> int:
+    """Return how many ranks this host has."""
+    own = world()
+    return own.hosts.count(own.hosts[own.engine.rank])
+
+
+def cross_rank() -> int:
+    """Return the place of this host among those that have a rank with this local rank."""
+    return _peers().index(rank())
+
+
+def cross_size() -> int:
+    """Return how many hosts have a rank with this local rank."""
+    return len(_peers())
+
+
+def _peers() -> list[int]:
+    hosts, mine = world().hosts, local_rank()
+    return [each for each, host in enumerate(hosts) if hosts[:each].count(host) == mine]
+
+
+def is_homogeneous() -> bool:
+    """Return whether all hosts have as many ranks."""
+    hosts = world().hosts
+    return len({hosts.count(host) for host in hosts}) == 1
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Make a process set. Collective over all ranks of the job, which name the same one.
+
+    Raises ConfigError where there is one of these ranks, or some are none of this job.
+    """
+    made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    own, ranks = world(), tuple(made.ranks or ())
+    if ranks in own.sets.values() or ranks == tuple(range(size())):
+        raise ConfigError(f"there is a process set of ranks {list(ranks)} already")
+    if not ranks or not all(0 <= each < size() for each in ranks) or len(set(ranks)) < len(ranks):
+        raise ConfigError(f"a process set has ranks below {size()}, each once, and one at least, not {list(ranks)}")
+    made.process_set_id = own.runtime.add_set(ranks)
+    own.sets[made.process_set_id] = ranks
+    return made
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Forget a process set; return whether it was in use. Collective over all ranks of the job."""
+    number = process_set.process_set_id
+    if not number:  # that of all ranks stays
+        return False
+    world().runtime.remove_set(number)
+    del world().sets[number]
+    process_set.process_set_id = None
+    return True

@@ -1,0 +1,47 @@
+"""Collectives by name in whole jobs, over MPI and over torch.distributed, without Horovod; and ranks in trouble."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.jobs.launch import launch
+
+
+def words(output: str) -> list[str]:
+    """Return what ranks have caught, in the order of their numbers."""
+    return sorted(re.findall(r"\[rank \d\] \w+Error: [^\n]*", output))
+
+
+@pytest.mark.level2
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_every_collective(launcher: str) -> None:
+    job = launch(launcher, "runtime", "none", ranks=3)
+    assert job.status == 0, job.output
+    assert sorted(re.findall(r"\[rank (\d)\] has done all False", job.output)) == ["0", "1", "2"]
+    assert job.survivors == []
+
+
+@pytest.mark.level2
+@pytest.mark.parametrize(
+    ("launcher", "misfortune", "told"),
+    [
+        ("torchrun", "dies", "CommunicationError: .*rank 2 is gone"),
+        ("torchrun", "leaves", "CommunicationError: allreduce of 'allreduce.x': rank 2 has shut down"),
+        ("mpirun", "raises", "CommunicationError: .*rank 2 (is gone|has shut down)"),
+        (
+            "mpirun",
+            "another shape",
+            r"ConfigError: allreduce of 'allreduce.x': rank 0 wants .*\[3\].*, and rank 2 .*\[4\]",
+        ),
+        ("torchrun", "another name", "CommunicationError: .*rank 2 did not submit it within 3 s, as ranks 0, 1 did"),
+        ("mpirun", "sleeps", "CommunicationError: .*rank 2 did not submit it within 3 s"),
+    ],
+)
+def test_a_rank_in_trouble_is_named_on_all_others(launcher: str, misfortune: str, told: str) -> None:
+    job = launch(launcher, "runtime", misfortune, ranks=3, HVD_COMPRESS_TIMEOUT_S="3")
+    assert job.status != 0, job.output
+    assert job.survivors == [], job.output
+    caught = words(job.output)
+    assert any(re.match(rf"\[rank [01]\] {told}", each) for each in caught), job.output
