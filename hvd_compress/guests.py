@@ -273,20 +273,25 @@ def offered(names: Sequence[str], among: str = "names") -> list[str]:
 
 
 class _Earlier(ModuleType):
-    """Gives the classes of a guest's module where an earlier version had it: what is pickled names them so."""
+    """Gives the classes of a module where an earlier version had it: what is pickled names them so."""
 
-    def __init__(self, name: str, guest: Guest, module: str) -> None:
+    def __init__(self, name: str, module: str, guest: Guest | None = None) -> None:
         super().__init__(name)
-        self._guest, self._module = guest, module
+        self._module, self._guest = module, guest
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # tools ask all modules
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if self._guest is None:
+            return getattr(importlib.import_module(f"{__package__}.{self._module}"), name)
         if not self._guest.is_here:
             raise ConfigError(f"{self.__name__}.{name} {self._guest.missing}")  # pickle hides an AttributeError
         return getattr(self._guest.imported(self._module), name)
 
 
-for _guest in GUESTS:
-    for _name, _module in _guest.earlier.items():
-        sys.modules[f"{__package__}.{_name}"] = _Earlier(f"{__package__}.{_name}", _guest, _module)
+_MOVED: dict[str, tuple[str, Guest | None]] = {
+    "front.ddp.state": ("frontends.ddp.state", None),
+    **{earlier: (module, guest) for guest in GUESTS for earlier, module in guest.earlier.items()},
+}
+for _name, (_module, _guest) in _MOVED.items():
+    sys.modules[f"{__package__}.{_name}"] = _Earlier(f"{__package__}.{_name}", _module, _guest)

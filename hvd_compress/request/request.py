@@ -75,6 +75,11 @@ class Request:
     policy: PolicySettings | None = None
     feedback: FeedbackSchedule = ALL_BACK
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As it was pickled, perhaps by a version that called a collective a scheme."""
+        earlier = {"collective": state["scheme"]} if "scheme" in state else {}
+        self.__dict__.update({name: value for name, value in state.items() if name != "scheme"} | earlier)
+
     def __post_init__(self) -> None:
         known = ("auto", *collectives.requests_for(self.compressor))
         if isinstance(self.collective, str) and self.collective not in known:
