@@ -64,6 +64,7 @@ class Executor:
     """
 
     def __init__(self, engine: Engine) -> None:
+        self.rank = engine.rank
         self._engines: dict[int, Engine] = {0: engine}
 
     def takes_part(self, response: Response) -> bool:

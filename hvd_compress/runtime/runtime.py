@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from queue import SimpleQueue
 
@@ -24,7 +25,7 @@ class Runtime:
 
     Args:
         fusion_bytes: small allreduces are moved as one up to so many bytes.
-        timeout_s: how long a tensor waits for ranks that do not submit it.
+        timeout_s: how long a tensor waits for ranks that do not submit it, and how long it may then move.
 
     Raises CommunicationError where ranks do not come.
     """
@@ -35,7 +36,8 @@ class Runtime:
         self._moving: tuple[Entry, ...] = ()
         self._joining: Entry | None = None
         self._lost: str | None = None
-        self._rank = engine.rank
+        self._rank, self._timeout_s = engine.rank, timeout_s
+        self._since = 0.0  # when what moves has begun
         self._executor = Executor(engine)
         self._answers: SimpleQueue[Response | None] = SimpleQueue()
         self._negotiator = Negotiator(engine, fusion_bytes, timeout_s, self._answers.put, self._lose)
@@ -68,7 +70,12 @@ class Runtime:
             ConfigError: ranks want different things; names both.
             CommunicationError: a rank did not come, has left or is gone.
         """
-        entry.done.wait()
+        while not entry.done.wait(self._timeout_s):
+            if entry in self._moving and time.monotonic() - self._since > self._timeout_s:
+                words = f"{entry.request.describe()}, {entry.request.name!r}"
+                self._lose(
+                    f"rank {self._rank}: {words} did not end within {self._timeout_s:g} s: a rank is stopped, or gone"
+                )
         if entry.error is not None:
             raise entry.error
         return entry.result
@@ -128,7 +135,7 @@ class Runtime:
         with self._lock:
             keys = [(request.members, request.name) for request in response.requests]
             found = {key[1]: self._entries.pop(key) for key in keys if self._is_meant(key, response)}
-            self._moving = tuple(found.values())
+            self._moving, self._since = tuple(found.values()), time.monotonic()
         if response.error:
             for entry in found.values():
                 entry.end(_error_of(response))

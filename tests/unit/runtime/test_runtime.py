@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import torch
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import run_ranks
 from hvd_compress.errors import CommunicationError, ConfigError, UsageError
-from hvd_compress.runtime.executor import Entry
+from hvd_compress.runtime.executor import Entry, Executor
 from hvd_compress.runtime.request import (
     ALLGATHER,
     ALLREDUCE,
@@ -27,6 +28,7 @@ from hvd_compress.runtime.request import (
     REDUCESCATTER,
     SUM,
     Request,
+    Response,
 )
 from hvd_compress.runtime.runtime import Runtime
 
@@ -244,6 +246,35 @@ def test_who_does_not_come_is_named_and_gets_the_error_when_it_comes() -> None:
         first, late, third = run_ranks(3, ranks)
     assert first == third == "allreduce of 'x': rank 1 did not submit it within 0.5 s, as ranks 0, 2 did"
     assert late == "other ranks gave it up: rank 1 did not submit it within 0.5 s"
+
+
+def test_a_rank_that_stops_while_tensors_move_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    move = Executor.run
+
+    def stopped(executor: Executor, response: Response, entries: Any) -> None:
+        if "x" in entries and executor.rank == 1:
+            over.wait()
+        move(executor, response, entries)
+
+    monkeypatch.setattr(Executor, "run", stopped)
+
+    def body(engine: Engine) -> str:
+        with runtime_of(engine, 0.5) as runtime:
+            submitted = entry(ALLREDUCE, "x", torch.ones(1), op=SUM)
+            runtime.submit([submitted])
+            if engine.rank == 1:
+                over.wait()
+                return ""
+            try:
+                with pytest.raises(CommunicationError) as caught:
+                    runtime.wait(submitted)
+            finally:
+                over.set()
+            return str(caught.value)
+
+    told, _ = run_ranks(2, body)
+    assert told == "rank 0: allreduce of float32 [1] by Sum, 'x' did not end within 0.5 s: a rank is stopped, or gone"
 
 
 @pytest.mark.parametrize("leaves", [1, 2])
