@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -78,25 +77,44 @@ class Coordinator:
     def join(self, rank: int) -> None:
         """Rank `rank` has no more to ask for: it takes part with zeros until all have joined."""
         self._joined[rank] = None
-        if len(self._joined) == len(self._sets[0]):
-            self._answers.append(Response((Request(JOIN, JOIN),), last=rank))
-            self._joined.clear()
         self._look_at_all()
 
     def leave(self, rank: int, why: str) -> None:
         """Rank `rank` will never ask again: "has shut down", "is gone"."""
         self._gone.setdefault(rank, why)
+        self._joined.pop(rank, None)
+        for key, asked in list(self._complete.items()):
+            if rank in self._sets[key[0]]:
+                del self._complete[key]
+                self._refuse(key, asked, f"rank {rank} {why}", True)
         self._look_at_all()
 
     def take(self) -> list[Response]:
         """Return what is to be done now, in order, fused."""
-        answers, self._answers = self._answers, []
-        counts = Counter(self._group_of(key) for key in self._complete)
-        ready = [key for key, asked in self._complete.items() if counts[self._group_of(key)] == _first(asked).group[1]]
-        return answers + self._fused([self._answered(key, self._complete.pop(key)) for key in ready])
-
-    def _group_of(self, key: _Key) -> _Key:
-        return key[0], _first(self._complete[key]).group[0] or f"tensor {key[1]}"
+        groups: dict[_Key, list[_Key]] = {}
+        for key, asked in self._complete.items():
+            groups.setdefault((key[0], _first(asked).group[0] or f"tensor {key[1]}"), []).append(key)
+        singles: list[Response] = []
+        for keys in groups.values():
+            if keys[0] not in self._complete:  # its process set was removed just now
+                continue
+            if len(keys) < min(each.group[1] for each in self._complete[keys[0]].values()):
+                continue  # its other tensors are waited for
+            members = {key: self._complete.pop(key) for key in keys}
+            problem = next(
+                filter(None, (self._problem(self._sets[key[0]], asked) for key, asked in members.items())), ""
+            )
+            for key, asked in members.items():
+                if problem:
+                    own = self._problem(self._sets[key[0]], asked)
+                    self._refuse(key, asked, own or f"another tensor of its group does not fit: {problem}")
+                else:
+                    singles.append(self._answered(key, asked))
+        answers, self._answers = [*self._answers, *self._fused(singles)], []
+        if self._joined and len(self._joined) == len(self._sets[0]):
+            answers.append(Response((Request(JOIN, JOIN),), last=list(self._joined)[-1]))
+            self._joined.clear()
+        return answers
 
     def overdue(self, now: float, after_s: float) -> Iterator[tuple[Request, list[int], float]]:
         """Yield, once each, what has waited so long: the request, the ranks that are missing, and the seconds."""
@@ -112,7 +130,8 @@ class Coordinator:
                 continue
             missing = self._missing(key[0], waiting)
             words = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-            self._refuse(key, f"{words} did not submit it within {after_s:g} s, as {_listed(waiting.asked)} did", True)
+            why = f"{words} did not submit it within {after_s:g} s, as {_listed(waiting.asked)} did"
+            self._refuse(key, self._waiting.pop(key).asked, why, True)
             for rank in missing:
                 self._late[rank, key] = f"other ranks gave it up: {words} did not submit it within {after_s:g} s"
 
@@ -129,32 +148,26 @@ class Coordinator:
             self._look_at(key)
 
     def _look_at(self, key: _Key) -> None:
-        waiting = self._waiting[key]
-        members = self._sets.get(key[0])
-        outside = [rank for rank in waiting.asked if rank not in (members or ())]
+        asked, members = self._waiting[key].asked, self._sets.get(key[0])
+        outside = [rank for rank in asked if rank not in (members or ())]
+        gone = [rank for rank in members or () if rank in self._gone]
+        why = ""
         if members is None or outside:
-            self._refuse(
-                key, f"process set {key[0]} has no rank {outside[0]}" if members else f"no process set {key[0]}"
-            )
+            why = f"process set {key[0]} has no rank {outside[0]}" if members else f"there is no process set {key[0]}"
+        elif gone:
+            why = f"rank {gone[0]} {self._gone[gone[0]]}"
+        elif self._missing(key[0], self._waiting[key]):
             return
-        missing = self._missing(key[0], waiting)
-        gone = [rank for rank in missing if rank in self._gone]
-        if gone:
-            self._refuse(key, f"rank {gone[0]} {self._gone[gone[0]]}", True)
-        elif not missing:
-            problem = self._problem(members, waiting.asked)
-            if problem:
-                self._refuse(key, problem)
-            else:
-                self._complete[key] = {rank: waiting.asked[rank] for rank in members if rank in waiting.asked}
-                del self._waiting[key]
+        del self._waiting[key]
+        if why or members is None:
+            self._refuse(key, asked, why, bool(gone))
+        else:
+            self._complete[key] = {rank: asked[rank] for rank in members if rank in asked}
 
-    def _refuse(self, key: _Key, why: str, missing: bool = False) -> None:
-        asked = self._waiting.pop(key).asked
+    def _refuse(self, key: _Key, asked: Mapping[int, Request], why: str, missing: bool = False) -> None:
         first = _first(asked)
-        self._answers.append(
-            Response((first,), f"{first.verb} of {key[1]!r}: {why}", tuple(sorted(asked)), missing=missing)
-        )
+        words = f"{first.verb} of {key[1]!r}: {why}"
+        self._answers.append(Response((first,), words, tuple(sorted(asked)), missing=missing))
 
     def _problem(self, members: Sequence[int], asked: Mapping[int, Request]) -> str:
         """Say what does not fit: both sides of it."""
@@ -166,7 +179,7 @@ class Coordinator:
         absent = [rank for rank in members if rank not in asked]
         if absent and request.verb not in BEAR_ABSENCE:
             return f"rank {absent[0]} has joined, and takes part in allreduces and barriers alone"
-        if request.verb in (*ROWS_DIFFER, REDUCESCATTER) and not request.shape:
+        if request.verb in (*ROWS_DIFFER, REDUCESCATTER) and not all(each.shape for each in asked.values()):
             return "a tensor without dimensions has no rows: pass tensor.reshape(1)"
         if request.root >= 0 and request.root not in members:
             return f"its root, rank {request.root}, is not in the process set of ranks {list(members)}"
@@ -194,8 +207,16 @@ class Coordinator:
             self._next_set += 1
             self._sets[number] = first.shape
         elif first.verb == REMOVE_SET:
-            del self._sets[first.shape[0]]
+            self._remove_set(first.shape[0])
         return Response((first,), sizes=sizes, last=number, absent=tuple(rank for rank in members if rank not in asked))
+
+    def _remove_set(self, number: int) -> None:
+        del self._sets[number]
+        of_set = {key: waiting.asked for key, waiting in self._waiting.items()} | self._complete
+        for key in [key for key in of_set if key[0] == number]:
+            self._waiting.pop(key, None)
+            self._complete.pop(key, None)
+            self._refuse(key, of_set[key], f"process set {number} is removed")
 
     def _fused(self, singles: Sequence[Response]) -> list[Response]:
         """Join allreduces that differ in name and shape alone, up to `fusion_bytes`; the order is that of the first."""

@@ -95,16 +95,19 @@ class Executor:
             move(engine, response, own)
         if own is not None and request.verb == ADD_SET:
             own.result = response.last
+        self._engines[0].take_calls()  # of all sets; nobody asks for them
 
     def close(self) -> None:
         """Let later engines have what these hold."""
         self._engines[0].close()
 
     def abort(self, why: str) -> None:
-        """End what runs, where the engine can."""
+        """End what runs, or else let the process end all the same."""
         engine = self._engines[0]
         if engine.capabilities.aborts:
             engine.abort(why)
+        else:
+            engine.abandon()
 
     def _add_set(self, number: int, ranks: Sequence[int]) -> None:
         world = self._engines[0]
@@ -115,6 +118,8 @@ class Executor:
     def _allreduce(self, engine: Engine, response: Response, entries: Mapping[str, Entry]) -> None:
         request = response.requests[0]
         mine = [entries.get(each.name) for each in response.requests]
+        if None in mine and self.rank not in response.absent:
+            raise UnsupportedError(f"rank {self.rank} has lost a tensor that it has submitted")
         only = mine[0] if len(mine) == 1 else None
         if only is not None and _is_in_place(only, engine):
             assert only.output is not None
@@ -127,11 +132,11 @@ class Executor:
         reduce.scale(flat, request.before)
         if flat.numel():
             reduce.allreduce(engine, flat, request.op)
-        reduce.scale(flat, request.after / (engine.world_size if request.op == AVERAGE else 1))
+        reduce.scale(flat, request.after, engine.world_size if request.op == AVERAGE else 1)
         parts = torch.split(flat, [math.prod(each.shape) for each in response.requests])
         for entry, part, each in zip(mine, parts, response.requests, strict=True):
             if entry is not None:
-                _give(entry, part.view(each.shape))
+                _give(entry, part.view(each.shape), alone=len(mine) == 1)
 
     def _allgather(self, engine: Engine, response: Response, own: Entry) -> None:
         assert own.tensor is not None
@@ -140,14 +145,14 @@ class Executor:
         width = math.prod(rest) * _pieces(own.tensor, flat)
         received = engine.allgather(flat, [rows * width for rows in response.sizes])
         out = torch.cat(received).view(own.tensor.dtype)
-        own.result = out.reshape(sum(response.sizes), *rest).to(own.tensor.device)
+        own.result = out.reshape(sum(response.sizes), *rest).to(own.tensor.device).data
 
     def _broadcast(self, engine: Engine, response: Response, own: Entry) -> None:
         assert own.tensor is not None
         flat = own.tensor.to(engine.device).clone().reshape(-1)
         if flat.numel():
-            engine.broadcast(reduce.as_moved(engine, flat), _place(engine, response.requests[0].root))
-        _give(own, flat.view(own.tensor.shape))
+            engine.broadcast(reduce.as_moved(engine, flat), self._place(engine, response.requests[0].root))
+        _give(own, flat.view(own.tensor.shape), alone=True)
 
     def _alltoall(self, engine: Engine, response: Response, own: Entry) -> None:
         assert own.tensor is not None
@@ -158,7 +163,7 @@ class Executor:
         parts = torch.split(flat, [width * each for each in response.sizes[engine.rank]])
         received = engine.alltoall(parts, [width * each for each in rows])
         out = torch.cat(received).view(own.tensor.dtype).reshape(sum(rows), *rest)
-        own.result = out.to(own.tensor.device), torch.tensor(rows, dtype=torch.int32)
+        own.result = out.to(own.tensor.device).data, torch.tensor(rows, dtype=torch.int32)
 
     def _reducescatter(self, engine: Engine, response: Response, own: Entry) -> None:
         assert own.tensor is not None
@@ -171,12 +176,12 @@ class Executor:
         parts = [reduce.as_moved(engine, part) for part in torch.split(flat, [width * each for each in rows])]
         received = engine.alltoall(parts, [parts[engine.rank].numel()] * size)
         mine = reduce.reduced([each.view(flat.dtype) for each in received], request.op)
-        reduce.scale(mine, request.after / (size if request.op == AVERAGE else 1))
-        own.result = mine.reshape(rows[engine.rank], *own.tensor.shape[1:]).to(own.tensor.device)
+        reduce.scale(mine, request.after, size if request.op == AVERAGE else 1)
+        own.result = mine.reshape(rows[engine.rank], *own.tensor.shape[1:]).to(own.tensor.device).data
 
-
-def _place(engine: Engine, root: int) -> int:
-    return engine.ranks.index(root)
+    def _place(self, engine: Engine, root: int) -> int:
+        """Return where a rank of the job is in an engine, whose ranks count in the whole launch."""
+        return engine.ranks.index(self._engines[0].ranks[root])
 
 
 def _pieces(tensor: torch.Tensor, moved: torch.Tensor) -> int:
@@ -197,11 +202,12 @@ def _flat(entry: Entry | None, request: Request, engine: Engine) -> torch.Tensor
     return entry.tensor.to(engine.device).reshape(-1)
 
 
-def _give(entry: Entry, result: torch.Tensor) -> None:
-    """Write a result where it belongs."""
+def _give(entry: Entry, result: torch.Tensor, alone: bool) -> None:
+    """Write a result where it belongs. A new tensor is no view, and has its memory for itself."""
     if entry.output is None:
         assert entry.tensor is not None
-        entry.result = result.to(entry.tensor.device)
+        found = result.to(entry.tensor.device)
+        entry.result = found.data if alone else found.clone()
     else:
         if entry.output.data_ptr() != result.data_ptr() or entry.output.device != result.device:
             entry.output.copy_(result)

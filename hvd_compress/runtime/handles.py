@@ -45,23 +45,39 @@ def submit(
     if number is None or not process_set.included():
         raise ConfigError(f"rank {own.engine.rank} cannot take part in {verb} over {process_set}")
     whole = own.unnamed(f"{verb}.{number}" if number else verb) if name is None else f"{verb}.{name}"
-    entries = []
-    for place, tensor in enumerate(tensors):
-        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-            raise ConfigError(
-                f"{verb} takes dense tensors, not {type(tensor).__name__} {getattr(tensor, 'layout', '')}"
-            )
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        called = whole if len(tensors) == 1 else f"{whole}.{place}"
-        group = ("", 1) if len(tensors) == 1 else (whole, len(tensors))
-        request = Request(verb, called, number, dtype, tuple(tensor.shape), group=group, **fields)
-        given = tensor.detach().cpu().contiguous()
-        output = None if outputs is None or tensor.is_cuda else outputs[place].detach()
-        entries.append(Entry(request, given, output))
+    one = len(tensors) == 1
+    entries = [
+        _entry(
+            Request(
+                verb, whole if one else f"{whole}.{place}", number, group=("" if one else whole, len(tensors)), **fields
+            ),
+            tensor,
+            None if outputs is None else outputs[place],
+        )
+        for place, tensor in enumerate(tensors)
+    ]
     own.runtime.submit(entries)
     handle = next(_numbers)
     _on_their_way[handle] = entries, finish
     return handle
+
+
+def _entry(request: Request, tensor: torch.Tensor, output: torch.Tensor | None) -> Entry:
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+        layout = getattr(tensor, "layout", "")
+        raise ConfigError(f"{request.verb} takes dense tensors, not {type(tensor).__name__} {layout}")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    given = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    if output is not None:  # `finish` writes to those of a GPU, and of inference mode, in the caller's thread
+        _require_writable(request.verb, output)
+        output = None if output.is_cuda or output.is_inference() else output.detach()
+    return Entry(request._replace(dtype=dtype, shape=tuple(tensor.shape)), given, output)
+
+
+def _require_writable(verb: str, output: torch.Tensor) -> None:
+    shared = any(stride == 0 and size > 1 for size, stride in zip(output.shape, output.stride(), strict=True))
+    if shared and output.numel():
+        raise ConfigError(f"{verb} cannot write a tensor whose elements share memory: pass tensor.clone()")
 
 
 def poll(handle: int) -> bool:

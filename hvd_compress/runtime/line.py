@@ -8,6 +8,7 @@ import json
 import secrets
 import socket
 import struct
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -19,6 +20,9 @@ REMEMBERED = 4096
 """Requests that both ends of a connection know by number."""
 _SIOCGIFADDR = 0x8915
 _TOKEN_BYTES = 32
+_HANDSHAKE_S = 3.0
+"""So long one address, and one caller, may take: others may answer."""
+_PAUSE_S = 0.1
 
 
 def connect(engine: Engine, timeout_s: float) -> dict[int, Connection]:
@@ -36,35 +40,51 @@ def connect(engine: Engine, timeout_s: float) -> dict[int, Connection]:
     with socket.create_server(("", 0), backlog=engine.world_size) as server:
         token = secrets.token_bytes(_TOKEN_BYTES)
         engine.allgather_json([_addresses(), server.getsockname()[1], token.hex()])
-        server.settimeout(timeout_s)
+        end = time.monotonic() + timeout_s
         lines: dict[int, Connection] = {}
         while len(lines) < engine.world_size - 1:
+            server.settimeout(max(0.01, end - time.monotonic()))
             try:
                 found, _ = server.accept()
-                found.settimeout(timeout_s)
-                said = found.recv(_TOKEN_BYTES + 4, socket.MSG_WAITALL)
             except TimeoutError:
                 missing = [rank for rank in range(1, engine.world_size) if rank not in lines]
                 raise CommunicationError(f"ranks {missing} did not connect to rank 0 in {timeout_s:g} s") from None
-            if hmac.compare_digest(said[:_TOKEN_BYTES], token):
-                lines[struct.unpack("!i", said[_TOKEN_BYTES:])[0]] = _connection(found)
-            else:
+            rank = _rank_of(found, token)
+            if rank is None:
                 found.close()
+            else:
+                lines[rank] = _connection(found)
         return lines
+
+
+def _rank_of(found: socket.socket, token: bytes) -> int | None:
+    """Return which rank has connected; None for a stranger."""
+    found.settimeout(_HANDSHAKE_S)
+    said = b""
+    try:
+        while len(said) < _TOKEN_BYTES + 4 and (more := found.recv(_TOKEN_BYTES + 4 - len(said))):
+            said += more
+    except OSError:
+        return None
+    is_known = len(said) == _TOKEN_BYTES + 4 and hmac.compare_digest(said[:_TOKEN_BYTES], token)
+    return int.from_bytes(said[_TOKEN_BYTES:], "big") if is_known else None
 
 
 def _call(rank: int, told: Any, timeout_s: float) -> Connection:
     addresses, port, token = told
-    failed: OSError | None = None
-    for address in addresses:
-        try:
-            found = socket.create_connection((address, port), timeout_s)
-        except OSError as error:
-            failed = error
-            continue
-        found.sendall(bytes.fromhex(token) + struct.pack("!i", rank))
-        return _connection(found)
-    raise CommunicationError(f"rank {rank} cannot connect to rank 0 at {addresses} port {port}: {failed}")
+    end = time.monotonic() + timeout_s
+    while True:
+        for address in addresses:
+            try:
+                found = socket.create_connection((address, port), _HANDSHAKE_S)
+                found.sendall(bytes.fromhex(token) + rank.to_bytes(4, "big"))
+            except OSError as error:
+                failed = error
+                continue
+            return _connection(found)
+        if time.monotonic() > end:
+            raise CommunicationError(f"rank {rank} cannot connect to rank 0 at {addresses} port {port}: {failed}")
+        time.sleep(_PAUSE_S)
 
 
 def _connection(found: socket.socket) -> Connection:

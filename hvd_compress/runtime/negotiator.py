@@ -53,8 +53,8 @@ class Negotiator:
         self._coordinator = Coordinator(engine.world_size, fusion_bytes) if not self._rank else None
         self._unfinished = 0
         self._left: set[int] = set()
-        self._ended = False
-        self._watches = False  # whether the thread looks at the time
+        self._ended = self._left_itself = False
+        self._heard_at = self._told_at = time.monotonic()
         self._pipe = os.pipe()  # wakes it
         self._thread = threading.Thread(target=self._listen, name="hvd-compress-negotiator", daemon=True)
         self._thread.start()
@@ -68,8 +68,6 @@ class Negotiator:
             for request in requests:
                 self._coordinator.submit(0, request, time.monotonic())
             self._answer()
-            if self._coordinator.waits and not self._watches:
-                self._wake()
 
     def join(self) -> None:
         """This rank has no more to ask for."""
@@ -88,13 +86,19 @@ class Negotiator:
                 self._answer()
 
     def close(self) -> None:
-        """Leave: what others ask for from now on fails where this rank would have to take part."""
+        """Leave: what others ask for from now on fails where this rank would have to take part.
+
+        What was answered before is delivered: rank 0 says "bye" behind it.
+        """
         with self._lock:
-            if self._ended:
+            if self._left_itself:
                 return
-            self._ended = True
+            self._left_itself, self._ended = True, self._coordinator is not None
             for line in self._lines.values():
-                _try_to_send(line, packed("leave", self._rank))
+                _try_to_send(line, packed("leave"))
+        self._wake()
+        self._thread.join(self._timeout_s)
+        self._ended = True
         self._wake()
         self._thread.join()
         for line in self._lines.values():
@@ -113,26 +117,35 @@ class Negotiator:
         try:
             self._hear_all()
         except Exception as error:  # whatever it is, nobody may wait for a thread that has ended
-            self._lost(f"rank {self._rank} hears nothing of other ranks any more: {error!r}")
+            why = f"rank {self._rank} hears nothing of other ranks any more: {error!r}"
+            if not self._rank:
+                for line in self._lines.values():
+                    _try_to_send(line, packed("lost", why))
+            self._lost(why)
             raise
 
     def _hear_all(self) -> None:
         lines = {line: rank for rank, line in self._lines.items()}
-        while not self._ended:
-            with self._lock:
-                self._watches = self._coordinator is not None and self._coordinator.waits
-            for ready in wait([*lines, self._pipe[0]], min(LOOK_S, self._timeout_s / 2) if self._watches else None):
+        pause_s = min(LOOK_S, self._timeout_s / 2)
+        while not self._ended and (lines or not self._rank):
+            for ready in wait([*lines, self._pipe[0]], pause_s if self._lines else None):
                 if isinstance(ready, int):
                     os.read(ready, 4096)
                 elif isinstance(ready, Connection) and not self._hear(lines[ready], ready):
                     del lines[ready]
-            if self._watches:
+            if self._coordinator is not None:
                 self._look_at_time()
+            elif time.monotonic() - self._heard_at > self._timeout_s + LOOK_S:
+                self._lost(
+                    f"rank 0 is silent since {self._timeout_s + LOOK_S:g} s: it is stopped, or cannot be reached"
+                )
+                return
 
     def _hear(self, rank: int, line: Connection) -> bool:
         """Take a message; return whether more may come."""
         try:
             kind, *said = json.loads(line.recv_bytes())
+            self._heard_at = time.monotonic()
         except (EOFError, OSError):
             self._miss(rank)
             return False
@@ -147,6 +160,7 @@ class Negotiator:
             else:
                 self._left.add(rank)
                 self._coordinator.leave(rank, "has shut down")
+                _try_to_send(line, packed("bye"))
             self._answer()
         return bool(kind != "leave")
 
@@ -163,14 +177,14 @@ class Negotiator:
             self._deliver(response)
         elif kind == "lost":
             self._lost(said[0])
-        else:
+        elif kind == "leave":
             self._left.add(0)
             why = "rank 0 has shut down, and no rank goes on without it"
             self._deliver(Response((Request(LEAVE, LEAVE),), why, missing=True))  # after what was answered before
-        return kind == "do"
+        return kind in ("do", "alive")
 
     def _miss(self, rank: int) -> None:
-        if self._ended or rank in self._left:
+        if self._left_itself or rank in self._left:
             return
         why = f"rank {rank} is gone: its process has ended"
         with self._lock:
@@ -184,7 +198,7 @@ class Negotiator:
     def _answer(self) -> None:
         """Tell all ranks what to do next, where rank 0 has nothing else to do. Held: the lock."""
         assert self._coordinator is not None
-        if self._unfinished > 1:
+        if self._ended or self._unfinished > 1:
             return
         for response in self._coordinator.take():
             said = [[self._told.encode(request) for request in response.requests], *response[1:]]
@@ -198,6 +212,10 @@ class Negotiator:
         with self._lock:
             assert self._coordinator is not None
             now = time.monotonic()
+            if now - self._told_at > min(LOOK_S, self._timeout_s / 2):
+                self._told_at = now
+                for line in self._lines.values():
+                    _try_to_send(line, packed("alive"))
             late = list(self._coordinator.overdue(now, min(STALLED_S, self._timeout_s / 2)))
             self._coordinator.give_up(now, self._timeout_s)
             self._answer()

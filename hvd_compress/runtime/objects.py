@@ -16,7 +16,7 @@ def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Return the object of rank `root_rank` of the job."""
-    called = name or type(obj).__name__
+    called = name or "object"
     is_root = rank() == root_rank
     packed = _packed(obj) if is_root else torch.zeros(0, dtype=torch.uint8)
     length = broadcast_(torch.tensor([packed.numel()]), root_rank, f"{called}.sz", process_set).item()
@@ -27,7 +27,7 @@ def broadcast_object(
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """Return the objects of all ranks, in their order."""
-    called, packed = name or type(obj).__name__, _packed(obj)
+    called, packed = name or "object", _packed(obj)
     lengths = allgather(torch.tensor([packed.numel()]), f"{called}.sz").tolist()
     return [_unpacked(part) for part in torch.split(allgather(packed, f"{called}.t"), lengths)]
 

@@ -8,6 +8,7 @@ rank does not come within HVD_COMPRESS_TIMEOUT_S, has left or is gone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -339,6 +340,8 @@ def _reduce(
     chosen = op if op is not None else Average if average in (None, True) else Sum
     if chosen == Adasum and (process_set.process_set_id or size() & (size() - 1)):
         raise UnsupportedError(f"Adasum takes all ranks of the job, a power of two, not {len(_ranks(process_set))}")
+    if chosen not in (Average, Sum) and any(tensor.is_complex() for tensor in tensors):
+        raise ConfigError(f"complex numbers have no {OPS[chosen]}: take hvd.Average or hvd.Sum")
     finish = _at(tensors, not grouped) if outputs is None else _into(outputs, not grouped)
     fields = _reduction(chosen, before, after, ALLREDUCE)
     return submit(ALLREDUCE, tensors, name, process_set, finish, outputs=outputs, **fields)
@@ -353,7 +356,7 @@ def _reduction(op: int, before: float, after: float, verb: str) -> dict[str, Any
 def _checked_root(root: int) -> int:
     if not 0 <= root < size():
         raise ConfigError(f"root_rank = {root} is not one of the {size()} ranks")
-    return root
+    return index(root)
 
 
 def _ranks(process_set: ProcessSet) -> range:
@@ -376,7 +379,7 @@ def _into(outputs: Sequence[torch.Tensor], one: bool = False) -> Callable[[list[
     @torch.no_grad()
     def finish(results: list[Any]) -> Any:
         for result, output in zip(results, outputs, strict=True):
-            if output.is_cuda:
+            if result.data_ptr() != output.data_ptr() or result.device != output.device:
                 output.copy_(result)
         return outputs[0] if one else list(outputs)
 

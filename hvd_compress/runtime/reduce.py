@@ -73,11 +73,11 @@ def as_moved(engine: Engine, flat: torch.Tensor) -> torch.Tensor:
     return flat if flat.dtype in engine.capabilities.sum_dtypes else flat.view(torch.uint8)
 
 
-def scale(flat: torch.Tensor, factor: float) -> None:
-    """Multiply in place; whole numbers as doubles, rounded towards zero."""
-    if factor == 1 or flat.dtype == torch.bool:
+def scale(flat: torch.Tensor, factor: float, divisor: int = 1) -> None:
+    """Multiply in place by factor / divisor; whole numbers as doubles, rounded towards zero."""
+    if factor / divisor == 1 or flat.dtype == torch.bool:
         return
     if flat.is_floating_point() or flat.is_complex():
-        flat.mul_(factor)
+        flat.mul_(factor / divisor)
     else:
-        flat.copy_(flat.double() * factor)
+        flat.copy_(flat.double() * factor / divisor)

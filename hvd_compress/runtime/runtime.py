@@ -13,8 +13,8 @@ from hvd_compress.runtime.executor import Entry, Executor
 from hvd_compress.runtime.negotiator import Negotiator
 from hvd_compress.runtime.request import ADD_SET, JOIN, LEAVE, REMOVE_SET, Request, Response
 
-WORLD = 0
-"""The process set of all ranks."""
+_PATIENCE_S = 1.0
+"""So long close() waits for what moves where a rank is lost."""
 
 
 class Runtime:
@@ -37,7 +37,8 @@ class Runtime:
         self._joining: Entry | None = None
         self._lost: str | None = None
         self._rank, self._timeout_s = engine.rank, timeout_s
-        self._since = 0.0  # when what moves has begun
+        self._moves: Request | None = None  # now, perhaps the first of several
+        self._since = 0.0  # when that has begun
         self._executor = Executor(engine)
         self._answers: SimpleQueue[Response | None] = SimpleQueue()
         self._negotiator = Negotiator(engine, fusion_bytes, timeout_s, self._answers.put, self._lose)
@@ -61,7 +62,12 @@ class Runtime:
                         f"a tensor called {key[1]!r} is in flight already: wait for it, or give this one another name"
                     )
             self._entries.update(zip(keys, entries, strict=True))
-            self._negotiator.submit([entry.request for entry in entries])
+            try:
+                self._negotiator.submit([entry.request for entry in entries])
+            except Exception:
+                for key in keys:
+                    del self._entries[key]
+                raise
 
     def wait(self, entry: Entry) -> object:
         """Return the result of what was submitted.
@@ -71,8 +77,9 @@ class Runtime:
             CommunicationError: a rank did not come, has left or is gone.
         """
         while not entry.done.wait(self._timeout_s):
-            if entry in self._moving and time.monotonic() - self._since > self._timeout_s:
-                words = f"{entry.request.describe()}, {entry.request.name!r}"
+            moved, since = self._moves, self._since
+            if moved is not None and time.monotonic() - since > self._timeout_s:
+                words = f"{moved.describe()}, {moved.name!r}"
                 self._lose(
                     f"rank {self._rank}: {words} did not end within {self._timeout_s:g} s: a rank is stopped, or gone"
                 )
@@ -110,7 +117,7 @@ class Runtime:
         """Leave. What is in flight ends with an error; so does what other ranks ask of this one later."""
         self._negotiator.close()
         self._answers.put(None)
-        self._thread.join()
+        self._thread.join(None if self._lost is None else _PATIENCE_S)  # what is stuck may never end
         self._fail(UsageError("this rank has shut down"))
         self._executor.close()
 
@@ -123,6 +130,7 @@ class Runtime:
     def _move_all(self) -> None:
         while (response := self._answers.get()) is not None:
             self._carry_out(response)
+            self._moves = None
             self._negotiator.finished()
 
     def _carry_out(self, response: Response) -> None:
@@ -130,15 +138,20 @@ class Runtime:
             self._end_join(response)
             return
         if response.requests[0].verb == LEAVE:
-            self._lose(response.error)
+            self._lost = self._lost or response.error  # nothing moves, so nothing is aborted
+            self._fail(CommunicationError(response.error))
             return
         with self._lock:
             keys = [(request.members, request.name) for request in response.requests]
             found = {key[1]: self._entries.pop(key) for key in keys if self._is_meant(key, response)}
-            self._moving, self._since = tuple(found.values()), time.monotonic()
+            self._moving = tuple(found.values())
+            self._moves, self._since = response.requests[0], time.monotonic()
         if response.error:
             for entry in found.values():
                 entry.end(_error_of(response))
+        elif self._lost is not None:  # what others would get without this rank's part is wrong
+            for entry in found.values():
+                entry.end(CommunicationError(self._lost))
         elif self._executor.takes_part(response):
             error: Exception | None = None
             try:
@@ -151,7 +164,8 @@ class Runtime:
                 entry.end(error)
 
     def _is_meant(self, key: tuple[int, str], response: Response) -> bool:
-        return key in self._entries and (not response.to or self._rank in response.to)
+        is_for = not response.to or self._rank in response.to
+        return key in self._entries and is_for and self._rank not in response.absent
 
     def _end_join(self, response: Response) -> None:
         with self._lock:

@@ -50,6 +50,10 @@ def every_collective() -> None:
     told = objects.broadcast_object({"rank": rank}, 0)
     assert told == {"rank": 0}, told
     assert objects.allgather_object("x" * rank) == ["x" * each for each in range(size)]
+    with torch.inference_mode():
+        assert operations.allreduce_(torch.ones(2), op=handles.Sum).tolist() == [size] * 2
+    whole = operations.allreduce(ones.clone().requires_grad_(), name="whole")
+    whole.mul_(2).sum().backward()  # it is no view
     evens = world.add_process_set(range(0, size, 2))
     if evens.included():
         partial = operations.allreduce(torch.ones(1), op=handles.Sum, process_set=evens)

@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 
 from hvd_compress.runtime.coordinator import Coordinator
 from hvd_compress.runtime.line import Shorthand
-from hvd_compress.runtime.request import ALLGATHER, ALLREDUCE, ALLTOALL, BARRIER, BROADCAST, JOIN, SUM, Request
+from hvd_compress.runtime.request import (
+    ADD_SET,
+    ALLGATHER,
+    ALLREDUCE,
+    ALLTOALL,
+    BARRIER,
+    BROADCAST,
+    JOIN,
+    REMOVE_SET,
+    SUM,
+    Request,
+)
 
 BYTES = 4 * 10
 
@@ -134,3 +145,68 @@ def test_both_ends_of_a_connection_number_alike(sent: list[str]) -> None:
         for name in sent:
             said = here.encode(summed(name))
             assert there.decode(said if isinstance(said, int) else list(said)) == summed(name)
+
+
+def test_a_group_of_which_one_tensor_does_not_fit_is_refused_as_a_whole() -> None:
+    coordinator = Coordinator(2, BYTES)
+    for rank in range(2):
+        for number in range(2):
+            coordinator.submit(rank, summed(f"g{number}", 1 + rank * number, group=("g", 2)), 0.0)
+    refused = coordinator.take()
+    assert [(each.requests[0].name, each.to) for each in refused] == [("g0", (0, 1)), ("g1", (0, 1))]
+    assert "another tensor of its group does not fit" in refused[0].error
+    assert "rank 1 allreduce of float32 [2]" in refused[1].error
+
+
+def test_what_a_rank_that_has_left_had_asked_for_is_refused() -> None:
+    coordinator = Coordinator(2, BYTES)
+    coordinator.submit(1, summed("before"), 0.0)
+    coordinator.submit(0, summed("complete"), 0.0)
+    coordinator.submit(1, summed("complete"), 0.0)
+    coordinator.leave(1, "has shut down")
+    coordinator.submit(0, summed("before"), 0.0)
+    found = coordinator.take()
+    assert {each.requests[0].name for each in found} == {"before", "complete"}
+    assert all(each.error.endswith("rank 1 has shut down") for each in found)
+
+
+def test_what_ranks_asked_for_before_they_joined_comes_first() -> None:
+    coordinator = Coordinator(2, BYTES)
+    coordinator.submit(0, summed("x"), 0.0)
+    coordinator.join(0)
+    coordinator.join(1)
+    moved, joined = coordinator.take()
+    assert (moved.requests, moved.absent) == ((summed("x"),), (1,))
+    assert (joined.requests[0].verb, joined.last) == (JOIN, 1)
+
+
+def test_who_leaves_while_it_has_joined_takes_part_in_nothing() -> None:
+    coordinator = Coordinator(3, BYTES)
+    coordinator.join(2)
+    coordinator.leave(2, "is gone")
+    for rank in range(2):
+        coordinator.submit(rank, summed("x"), 0.0)
+    assert all("rank 2 is gone" in each.error for each in coordinator.take())
+
+
+def test_tensors_of_a_set_that_is_removed_are_refused() -> None:
+    coordinator = asked(2, Request(ADD_SET, "new", shape=(0, 1)))
+    (response,) = coordinator.take()
+    coordinator.submit(0, summed("x", members=response.last), 0.0)
+    for request_ in (Request(REMOVE_SET, "old", shape=(response.last,)), summed("y", members=response.last)):
+        for rank in range(2):
+            coordinator.submit(rank, request_, 0.0)
+    *refused, removed = coordinator.take()
+    assert [each.error for each in refused] == [
+        f"allreduce of {name!r}: process set {response.last} is removed" for name in "xy"
+    ]
+    assert not removed.error
+    coordinator.give_up(99.0, 1.0)
+
+
+def test_one_rank_without_rows_is_an_error() -> None:
+    coordinator = Coordinator(2, BYTES)
+    for rank, shape in enumerate([(1,), ()]):
+        coordinator.submit(rank, Request(ALLGATHER, "x", dtype="float32", shape=shape), 0.0)
+    (refused,) = coordinator.take()
+    assert "has no rows" in refused.error

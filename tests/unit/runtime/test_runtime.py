@@ -15,6 +15,7 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import run_ranks
 from hvd_compress.errors import CommunicationError, ConfigError, UsageError
 from hvd_compress.runtime.executor import Entry, Executor
+from hvd_compress.runtime.reduce import scale
 from hvd_compress.runtime.request import (
     ALLGATHER,
     ALLREDUCE,
@@ -279,12 +280,15 @@ def test_a_rank_that_stops_while_tensors_move_ends_the_wait(monkeypatch: pytest.
 
 @pytest.mark.parametrize("leaves", [1, 2])
 def test_who_leaves_is_named(leaves: int) -> None:
+    both = threading.Barrier(2)
+
     def body(engine: Engine) -> str:
         with runtime_of(engine) as runtime:
             if engine.rank == leaves:
                 return ""
             with pytest.raises(CommunicationError) as caught:
                 run(runtime, ALLREDUCE, "x", torch.ones(1), op=SUM)
+            both.wait()  # else rank 1 may come when rank 0 has left, too
             return str(caught.value)
 
     found = [words for words in run_ranks(3, body) if words]
@@ -299,3 +303,51 @@ def test_after_it_is_closed_nothing_is_submitted() -> None:
             run(runtime, BARRIER, "x")
 
     run_ranks(1, body)
+
+
+def test_averages_of_whole_numbers_are_exact() -> None:
+    values = torch.full((3,), 49)
+    scale(values, 1.0, 49)
+    assert values.tolist() == [1, 1, 1]
+
+
+def test_a_result_is_no_view_and_has_its_memory_for_itself() -> None:
+    def body(runtime: Runtime, rank: int) -> None:
+        entries = [entry(ALLREDUCE, name, torch.ones(3), op=SUM) for name in "ab"]
+        runtime.submit(entries)
+        alone = run(runtime, BROADCAST, "c", torch.ones(3), root=0)
+        rows = run(runtime, ALLGATHER, "d", torch.ones(3, 1))
+        results = [*map(runtime.wait, entries), alone, rows]
+        assert not any(result._is_view() for result in results)
+        results[0].add_(1)
+        assert results[1].tolist() == [2.0] * 3
+
+    in_ranks(2, body)
+
+
+def test_what_a_rank_asked_for_before_it_leaves_is_no_trap_for_others() -> None:
+    def body(engine: Engine) -> str:
+        with runtime_of(engine) as runtime:
+            run(runtime, BARRIER, "begin")
+            submitted = entry(ALLREDUCE, "x", torch.ones(1), op=SUM)
+            if engine.rank:
+                time.sleep(0.5)
+                with pytest.raises(CommunicationError) as caught:
+                    run(runtime, ALLREDUCE, "x", torch.ones(1), op=SUM)
+                return str(caught.value)
+            runtime.submit([submitted])
+        assert submitted.error is not None
+        return ""
+
+    assert all("rank 0 has shut down" in told for told in run_ranks(3, body)[1:])
+
+
+def test_nothing_is_kept_of_what_was_moved() -> None:
+    def body(engine: Engine) -> int:
+        with runtime_of(engine) as runtime:
+            for step in range(5):
+                run(runtime, ALLREDUCE, str(step), torch.ones(1), op=SUM)
+            run(runtime, BARRIER, "the end")
+            return len(engine.take_calls())
+
+    assert run_ranks(2, body) == [0, 0]
