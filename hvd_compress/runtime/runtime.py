@@ -177,8 +177,8 @@ class Runtime:
     def _lose(self, why: str) -> None:
         """Nothing can be exchanged any more: say so to all who wait, and to all who come."""
         self._lost = self._lost or why
+        self._fail(CommunicationError(why))  # first: what is aborted fails in words of its own
         self._executor.abort(why)
-        self._fail(CommunicationError(why))
 
     def _fail(self, error: Exception) -> None:
         with self._lock:
