@@ -46,7 +46,7 @@ class Coordinator:
 
     Args:
         world_size: ranks of the job.
-        fusion_bytes: tensors are moved as one up to so many bytes; a group whatever its size.
+        fusion_bytes: tensors are moved as one up to this size, in bytes; a group whatever its size.
     """
 
     def __init__(self, world_size: int, fusion_bytes: int) -> None:

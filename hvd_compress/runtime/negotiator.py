@@ -25,7 +25,7 @@ LOOK_S = 5.0
 class Negotiator:
     """Brings requests to the coordinator, which is at rank 0, and its answers to all ranks in one order.
 
-    A request leaves in the thread that submits it; what comes is heard by one thread, which sleeps meanwhile. Rank 0
+    A request leaves in the thread that submits it; one thread receives what comes, and sleeps meanwhile. Rank 0
     answers while at most one answer is unfinished there: what becomes ready in the meantime is fused.
 
     Args:

@@ -24,7 +24,7 @@ class Runtime:
     constructor is collective over the engine, which nobody else uses from now on.
 
     Args:
-        fusion_bytes: small allreduces are moved as one up to so many bytes.
+        fusion_bytes: small allreduces are moved as one up to this size, in bytes.
         timeout_s: how long a tensor waits for ranks that do not submit it, and how long it may then move.
 
     Raises CommunicationError where ranks do not come.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -38,6 +37,8 @@ DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 )
 TIMEOUT_S = 20.0
+SHORT_S = 3.0
+"""Where its end is awaited."""
 
 
 def entry(verb: str, name: str, tensor: torch.Tensor | None = None, *, into: bool = False, **fields: Any) -> Entry:
@@ -234,19 +235,24 @@ def test_a_name_in_flight_is_refused() -> None:
 
 
 def test_who_does_not_come_is_named_and_gets_the_error_when_it_comes() -> None:
+    others_know, all_know = threading.Barrier(3), threading.Barrier(3)
+
     def ranks(engine: Engine) -> str:
-        with runtime_of(engine, 0.5) as runtime:
+        with runtime_of(engine, SHORT_S) as runtime:
+            run(runtime, BARRIER, "begin")
             if engine.rank == 1:
-                time.sleep(1.5)
+                others_know.wait()
             with pytest.raises(CommunicationError) as caught:
                 run(runtime, ALLREDUCE, "x", torch.ones(1), op=SUM)
-            time.sleep(1.5 if engine.rank != 1 else 0)
+            if engine.rank != 1:
+                others_know.wait()
+            all_know.wait()
             return str(caught.value)
 
-    with pytest.warns(UserWarning, match=r"allreduce of 'x' waits since 0 s for ranks \[1\]"):
+    with pytest.warns(UserWarning, match=r"allreduce of 'x' waits since \d s for ranks \[1\]"):
         first, late, third = run_ranks(3, ranks)
-    assert first == third == "allreduce of 'x': rank 1 did not submit it within 0.5 s, as ranks 0, 2 did"
-    assert late == "other ranks gave it up: rank 1 did not submit it within 0.5 s"
+    assert first == third == "allreduce of 'x': rank 1 did not submit it within 3 s, as ranks 0, 2 did"
+    assert late == "other ranks gave it up: rank 1 did not submit it within 3 s"
 
 
 def test_a_rank_that_stops_while_tensors_move_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +267,7 @@ def test_a_rank_that_stops_while_tensors_move_ends_the_wait(monkeypatch: pytest.
     monkeypatch.setattr(Executor, "run", stopped)
 
     def body(engine: Engine) -> str:
-        with runtime_of(engine, 0.5) as runtime:
+        with runtime_of(engine, SHORT_S) as runtime:
             submitted = entry(ALLREDUCE, "x", torch.ones(1), op=SUM)
             runtime.submit([submitted])
             if engine.rank == 1:
@@ -275,7 +281,7 @@ def test_a_rank_that_stops_while_tensors_move_ends_the_wait(monkeypatch: pytest.
             return str(caught.value)
 
     told, _ = run_ranks(2, body)
-    assert told == "rank 0: allreduce of float32 [1] by Sum, 'x' did not end within 0.5 s: a rank is stopped, or gone"
+    assert told == "rank 0: allreduce of float32 [1] by Sum, 'x' did not end within 3 s: a rank is stopped, or gone"
 
 
 @pytest.mark.parametrize("leaves", [1, 2])
@@ -326,16 +332,19 @@ def test_a_result_is_no_view_and_has_its_memory_for_itself() -> None:
 
 
 def test_what_a_rank_asked_for_before_it_leaves_is_no_trap_for_others() -> None:
+    left = threading.Event()
+
     def body(engine: Engine) -> str:
         with runtime_of(engine) as runtime:
             run(runtime, BARRIER, "begin")
             submitted = entry(ALLREDUCE, "x", torch.ones(1), op=SUM)
             if engine.rank:
-                time.sleep(0.5)
+                left.wait()
                 with pytest.raises(CommunicationError) as caught:
                     run(runtime, ALLREDUCE, "x", torch.ones(1), op=SUM)
                 return str(caught.value)
             runtime.submit([submitted])
+        left.set()
         assert submitted.error is not None
         return ""
 
