@@ -15,6 +15,7 @@ __all__ = [
     "MissingPackageError",
     "PayloadError",
     "PlanError",
+    "RanksDifferError",
     "ReplicaError",
     "UnsupportedError",
     "UsageError",
@@ -78,6 +79,10 @@ class ReplicaError(HvdCompressError, RuntimeError):
 
 class CommunicationError(HvdCompressError, RuntimeError):
     """A collective failed, or another rank did not answer in time."""
+
+
+class RanksDifferError(ConfigError, CommunicationError):
+    """Ranks want different things of a collective that they call alike. The message has both sides."""
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

@@ -1,5 +1,7 @@
 """Everything of horovod.torch, with a DistributedOptimizer that compresses: `import hvd_compress.torch as hvd`.
 
+Where Horovod is not installed, a runtime of this package stands for it (docs/from-horovod.md).
+
 What compresses a momentum (Compression.momentum, Compression.demo) has its own optimizers in hvd_compress.optim:
 
     optimizer = OneBitAdam(model.parameters(), lr=1e-3, warmup_steps=1000)
@@ -10,12 +12,6 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from hvd_compress import guests as _guests
-from hvd_compress.extras import needed as _needed
-
-with _needed("horovod", "hvd_compress.torch"):
-    import horovod.torch as _horovod
-    from horovod.torch import *  # noqa: F403
-
 from hvd_compress.engines.mpi_environment import prepare as _prepare
 from hvd_compress.frontends.horovod.background import init
 from hvd_compress.frontends.horovod.broadcasts import (
@@ -29,6 +25,7 @@ from hvd_compress.frontends.horovod.compression import Compression
 from hvd_compress.frontends.horovod.distributed import DistributedOptimizer
 from hvd_compress.frontends.horovod.optimizer_state import broadcast_optimizer_state
 from hvd_compress.frontends.horovod.parameters import broadcast_parameters
+from hvd_compress.frontends.horovod.whose import hvd as _runtime
 from hvd_compress.frontends.known import of
 from hvd_compress.session.report import StepReport
 
@@ -36,6 +33,7 @@ _prepare()  # before hvd.init(): MPI reads it when it starts
 
 if _TYPE_CHECKING:
     from hvd_compress.papers.accordion.batch_size import BatchSizeSchedule
+    from hvd_compress.runtime.api import *  # type: ignore[assignment]  # noqa: F403  # its Compression is the base of ours
 
 __all__ = [
     "BatchSizeSchedule",
@@ -52,7 +50,9 @@ __all__ = [
     "of",
     "synchronize",
 ]
-__all__ += [name for name in dir(_horovod) if not name.startswith("_") and name not in __all__]
+_others = [name for name in getattr(_runtime, "__all__", dir(_runtime)) if name[0] != "_" and name not in __all__]
+globals().update({name: getattr(_runtime, name) for name in _others})
+__all__ += _others
 
 if not _TYPE_CHECKING:
     __all__ = _guests.offered(__all__)

@@ -1,4 +1,7 @@
-"""Bytes over Horovod's own collectives, whatever it was built with. Each costs about one HOROVOD_CYCLE_TIME more."""
+"""Bytes over the collectives of Horovod's API, whatever it was built with. Each costs about a HOROVOD_CYCLE_TIME more.
+
+Where Horovod is not installed, what stands for it is the runtime of this package.
+"""
 
 from __future__ import annotations
 
@@ -37,21 +40,29 @@ class HorovodEngine(Engine):
 
     Raises UsageError where Horovod is not initialised, ConfigError where this rank is not in the process set,
     MissingPackageError without Horovod.
+
+    Args:
+        api: a module that has the names of horovod.torch, by default that itself.
+
+    Attributes:
+        is_horovods: whether Horovod itself moves the bytes.
     """
 
     name = "Horovod"
 
-    def __init__(self, process_set: Any = None) -> None:
+    def __init__(self, process_set: Any = None, api: Any = None) -> None:
         super().__init__()
-        with needed("horovod", "engine 'horovod'"):
-            import horovod.torch as hvd
-
+        hvd = imported() if api is None else api
         if not hvd.is_initialized():
             raise UsageError("call hvd.init() before an engine is made")
         self._hvd = hvd
-        self.library = f"Horovod {importlib.metadata.version('horovod')}"
+        self.is_horovods = is_horovod(hvd)
+        if self.is_horovods:
+            self.library = f"Horovod {importlib.metadata.version('horovod')}"
+        else:
+            self.name, self.library = "runtime", f"the runtime of hvd_compress on torch {torch.__version__}"
         self._set = hvd.global_process_set if process_set is None else process_set
-        self.ranks = process_set_ranks(self._set)
+        self.ranks = process_set_ranks(self._set, hvd)
         if hvd.rank() not in self.ranks:
             raise ConfigError(f"rank {hvd.rank()} is not in the process set of ranks {self.ranks}")
         self.rank, self.world_size, self.job_size = self.ranks.index(hvd.rank()), len(self.ranks), hvd.size()
@@ -122,10 +133,20 @@ def _movable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_MOVE_DTYPES[tensor.element_size()])
 
 
-def process_set_ranks(process_set: Any) -> list[int]:
+def process_set_ranks(process_set: Any, api: Any) -> list[int]:
     """Return the global ranks in a process set, in its own rank order."""
-    import horovod.torch as hvd
-
     if process_set.process_set_id is None:
         raise ConfigError(f"{process_set} is not registered: pass it to hvd.init() or hvd.add_process_set()")
-    return sorted(process_set.ranks) if process_set.ranks is not None else list(range(hvd.size()))
+    return sorted(process_set.ranks) if process_set.ranks is not None else list(range(api.size()))
+
+
+def is_horovod(api: Any) -> bool:
+    """Whether a module with the names of horovod.torch is Horovod's own."""
+    return bool(api.__name__.partition(".")[0] == "horovod")
+
+
+def imported() -> Any:
+    """Return horovod.torch. Raises MissingPackageError."""
+    with needed("horovod", "engine 'horovod'"):
+        import horovod.torch
+    return horovod.torch

@@ -68,20 +68,24 @@ def agree_on_engine(
     raise UnsupportedError(f"engine {name!r} cannot be used ({words}){remedy}")
 
 
-def choose_engine(name: str = "auto", process_set: Any = None) -> Engine:
-    """Return the engine `name` over a Horovod process set (default: all ranks). Collective over its members.
+def choose_engine(name: str = "auto", process_set: Any = None, api: Any = None) -> Engine:
+    """Return the engine `name` over a process set of Horovod's API (default: all ranks). Collective over its members.
 
-    "auto" takes MPI where the job was started by mpirun and every member can use it, else Horovod. The members agree
-    over Horovod first.
+    "auto" takes MPI where the job was started by mpirun and every member can use it, else Horovod; without Horovod,
+    torch.distributed comes before what stands for it. The members agree over that API first.
+
+    Args:
+        api: a module that has the names of horovod.torch, by default that itself.
 
     Raises as `agree_on_engine` does, and as HorovodEngine does.
     """
     from hvd_compress.engines.horovod import HorovodEngine
 
-    bootstrap = HorovodEngine(process_set)
+    bootstrap = HorovodEngine(process_set, api)
     # MPI is of no use to a process that was not launched for it, though it may have it where it asks by name.
     alone = bootstrap.job_size == 1 and not launched_by_mpi()
-    return agree_on_engine(name, bootstrap, ("horovod",) if alone else ("mpi", "horovod"))
+    others = ("mpi",) if bootstrap.is_horovods else ("mpi", "torch")
+    return agree_on_engine(name, bootstrap, ("horovod",) if alone else (*others, "horovod"))
 
 
 def choose_torch_engine(
@@ -110,23 +114,24 @@ def choose_torch_engine(
     return agree_on_engine(name, bootstrap, ("torch",), [spec if one.name == "torch" else one for one in SPECS])
 
 
-def choose_arrivals(name: str = "auto", process_set: Any = None) -> Arrivals:
-    """Return by what the members of a Horovod process set tell each other who waits. Nothing is communicated.
+def choose_arrivals(name: str = "auto", process_set: Any = None, api: Any = None) -> Arrivals:
+    """Return by what the members of a process set of Horovod's API tell each other who waits. Nothing is communicated.
 
     MPI's name service where the job was started by mpirun and the engine may be MPI, the launcher's server under
-    `horovodrun --gloo`, or nothing. Each rank finds out by itself: where one cannot use MPI, the others name it as
-    missing, and nothing else changes.
+    `horovodrun --gloo`, torch's store where Horovod's API stands on that, or nothing. Each rank finds out by itself:
+    where one cannot use MPI, the others name it as missing, and nothing else changes.
     """
-    import horovod.torch as hvd
-
-    from hvd_compress.engines.horovod import process_set_ranks
+    from hvd_compress.engines.horovod import imported, is_horovod, process_set_ranks
     from hvd_compress.engines.rendezvous_arrivals import RendezvousArrivals, rendezvous_url
 
-    ranks = process_set_ranks(process_set) if process_set is not None else list(range(hvd.size()))
+    hvd = imported() if api is None else api
+    ranks = process_set_ranks(process_set, hvd) if process_set is not None else list(range(hvd.size()))
     if name != "horovod" and launched_by_mpi() and mpi_obstacle(hvd.rank(), hvd.size(), "Horovod") is None:
         from hvd_compress.engines.mpi_arrivals import MpiArrivals
 
         return MpiArrivals(ranks)
+    if not is_horovod(hvd):
+        return _store_arrivals(ranks, hvd)
     url = rendezvous_url()
     return RendezvousArrivals(url, ranks, hvd.rank()) if url is not None else Arrivals()
 
@@ -140,6 +145,17 @@ def choose_torch_arrivals(group: dist.ProcessGroup | None = None) -> Arrivals:
     from hvd_compress.engines.store_arrivals import StoreArrivals
 
     return StoreArrivals.of(group)
+
+
+def _store_arrivals(ranks: Sequence[int], api: Any) -> Arrivals:
+    """Return those over torch's store where torch.distributed counts ranks as `api` does."""
+    import torch.distributed as dist
+
+    from hvd_compress.engines.store_arrivals import StoreArrivals
+
+    is_there = dist.is_available() and dist.is_initialized()
+    counts_alike = is_there and (dist.get_rank(), dist.get_world_size()) == (api.rank(), api.size())
+    return StoreArrivals.of(ranks=ranks) if counts_alike else Arrivals()
 
 
 def _require_one_name(names: dict[int, str], known: Sequence[str]) -> None:

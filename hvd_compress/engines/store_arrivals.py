@@ -27,13 +27,15 @@ class StoreArrivals(GroupArrivals):
         self._store = dist.PrefixStore("hvd_compress", store)  # type: ignore[attr-defined]
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup | None = None) -> StoreArrivals:
+    def of(cls, group: dist.ProcessGroup | None = None, ranks: Sequence[int] | None = None) -> StoreArrivals:
         """Return those of a process group (default: all ranks), over a connection of their own. Local.
+
+        `ranks` (numbers in the job) can be given in its place.
 
         Raises ConfigError where torch.distributed is not initialised or this rank is not in the group,
         CommunicationError where it may open no more files.
         """
-        ranks = group_ranks(group)
+        ranks = group_ranks(group) if ranks is None else ranks
         store = dist.distributed_c10d._get_default_store()
         # Threads that share a connection wait for each other: one that makes a group may wait there for a missing rank.
         clone = getattr(store, "clone", None)  # later releases have it

@@ -1,4 +1,4 @@
-"""What Horovod calls Compression: casts of what is allreduced."""
+"""What Horovod calls Compression: casts of what is allreduced, and the base of a program's own."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def synchronize(handle: Any) -> Any:
     """Wait for a handle and return the result; None for one that was waited for.
 
     Raises:
-        ConfigError: ranks want different things; the message has both.
+        RanksDifferError: ranks want different things; the message has both.
         CommunicationError: a rank did not come, has left or is gone.
     """
     if callable(handle):  # of a sparse allreduce

@@ -1,8 +1,8 @@
 """Collectives of tensors with Horovod's signatures: at once or by a handle, new or in place, one or a group.
 
 A collective meets that of the same name on other ranks, whatever the order; without a name, the one that is called as
-many calls after init() there. All raise ConfigError, on all ranks, where these differ, and CommunicationError where a
-rank does not come within HVD_COMPRESS_TIMEOUT_S, has left or is gone.
+many calls after init() there. All raise RanksDifferError, on all ranks, where these differ, and CommunicationError
+where a rank does not come within HVD_COMPRESS_TIMEOUT_S, has left or is gone.
 """
 
 from __future__ import annotations
@@ -320,8 +320,8 @@ def grouped_reducescatter(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until all ranks call this."""
-    synchronize(submit(BARRIER, [torch.zeros(0)], None, process_set, lambda _: None))
+    """Wait until all ranks call this. All barriers have one name, so that ranks meet again after one that failed."""
+    synchronize(submit(BARRIER, [torch.zeros(0)], "noname", process_set, lambda _: None))
 
 
 def _reduce(
@@ -348,7 +348,9 @@ def _reduce(
 
 
 def _reduction(op: int, before: float, after: float, verb: str) -> dict[str, Any]:
-    if op not in range(len(OPS)) or (op == Adasum and verb != ALLREDUCE):
+    if op == Adasum and verb != ALLREDUCE:
+        raise UnsupportedError(f"Adasum combines whole tensors, and {verb} has none")
+    if op not in range(len(OPS)):
         raise ConfigError(f"op = {op!r} is no operation of {verb}: take hvd.Average, hvd.Sum, hvd.Min, hvd.Max")
     return {"op": OPS[op], "before": float(before), "after": float(after)}
 

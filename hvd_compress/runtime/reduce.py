@@ -74,10 +74,12 @@ def as_moved(engine: Engine, flat: torch.Tensor) -> torch.Tensor:
 
 
 def scale(flat: torch.Tensor, factor: float, divisor: int = 1) -> None:
-    """Multiply in place by factor / divisor; whole numbers as doubles, rounded towards zero."""
-    if factor / divisor == 1 or flat.dtype == torch.bool:
+    """Multiply in place by factor and divide by divisor; whole numbers as doubles, rounded towards zero."""
+    if (factor, divisor) == (1, 1) or flat.dtype == torch.bool:
         return
-    if flat.is_floating_point() or flat.is_complex():
+    if factor == 1 and (flat.is_floating_point() or flat.is_complex()):
+        flat.div_(divisor)
+    elif flat.is_floating_point() or flat.is_complex():
         flat.mul_(factor / divisor)
     else:
         flat.copy_(flat.double() * factor / divisor)

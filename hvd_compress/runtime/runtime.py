@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 
 from hvd_compress.engines.base import Engine
-from hvd_compress.errors import CommunicationError, ConfigError, UsageError
+from hvd_compress.errors import CommunicationError, ConfigError, RanksDifferError, UsageError
 from hvd_compress.runtime.executor import Entry, Executor
 from hvd_compress.runtime.negotiator import Negotiator
 from hvd_compress.runtime.request import ADD_SET, JOIN, LEAVE, REMOVE_SET, Request, Response
@@ -73,7 +73,7 @@ class Runtime:
         """Return the result of what was submitted.
 
         Raises:
-            ConfigError: ranks want different things; names both.
+            RanksDifferError: ranks want different things; names both.
             CommunicationError: a rank did not come, has left or is gone.
         """
         while not entry.done.wait(self._timeout_s):
@@ -189,4 +189,4 @@ class Runtime:
 
 
 def _error_of(response: Response) -> Exception:
-    return CommunicationError(response.error) if response.missing else ConfigError(response.error)
+    return CommunicationError(response.error) if response.missing else RanksDifferError(response.error)

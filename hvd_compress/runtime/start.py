@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from importlib.util import find_spec
 
+import torch
 import torch.distributed as dist
 
 from hvd_compress.engines.base import Engine
@@ -30,7 +31,8 @@ def start(timeout_s: float) -> tuple[Engine, Callable[[], None]]:
     if dist.is_available() and dist.is_initialized():
         return _over_torch(timeout_s), lambda: None
     if all(variable in os.environ for variable in _OF_TORCH):
-        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+        backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+        dist.init_process_group(backends, timeout=timedelta(seconds=timeout_s))
         return _over_torch(timeout_s), dist.destroy_process_group
     if launched_by_mpi() and find_spec("mpi4py") is not None:
         prepare()

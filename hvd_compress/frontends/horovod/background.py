@@ -11,20 +11,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import horovod.torch
+from hvd_compress.frontends.horovod.whose import RUNTIME, hvd
 
-_horovods = horovod.torch.init  # patch_horovod() puts ours in its place
+_inits = hvd.init  # patch_horovod() puts ours in its place
 _THREADS = Path("/proc/self/task")
 _of_horovod: set[int] = set()
 
 
 def init(*args: Any, **kwargs: Any) -> Any:
-    """Start Horovod as its own init() does, and remember which threads it has started."""
+    """Start the runtime as its own init() does, and remember which threads Horovod has started."""
     before = _threads()
     try:
-        return _horovods(*args, **kwargs)
+        return _inits(*args, **kwargs)
     finally:
-        _of_horovod.update(_threads() - before)
+        if RUNTIME == "horovod":
+            _of_horovod.update(_threads() - before)
 
 
 def give_way(niceness: int) -> None:

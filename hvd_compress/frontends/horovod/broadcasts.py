@@ -7,13 +7,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from horovod.torch import mpi_ops
-from horovod.torch.mpi_ops import broadcast_async as _horovods_broadcast_async  # as patch_horovod() replaces them there
-from horovod.torch.mpi_ops import broadcast_async_ as _horovods_broadcast_async_
-from horovod.torch.mpi_ops import global_process_set
-from horovod.torch.mpi_ops import synchronize as _horovods_synchronize
 
 from hvd_compress.errors import ConfigError
+from hvd_compress.frontends.horovod.whose import hvd
+
+global_process_set = hvd.global_process_set
+_horovods_broadcast_async = hvd.broadcast_async  # now, as patch_horovod() replaces them there
+_horovods_broadcast_async_ = hvd.broadcast_async_
+_horovods_synchronize = hvd.synchronize
 
 _HOROVODS = {
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -135,7 +136,7 @@ def _checked(what: str, tensor: Any) -> torch.Tensor:
 def on_the_wire(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor that Horovod takes, with the elements of `tensor` in logical order: in its memory if possible."""
     plain = tensor.detach().resolve_conj().resolve_neg()
-    if plain.is_cuda and not mpi_ops.cuda_built():  # it knows tensors of the host alone
+    if plain.is_cuda and not hvd.cuda_built():  # it knows tensors of the host alone
         plain = plain.cpu()
     plain = plain.contiguous()
     plain = torch.view_as_real(plain) if plain.is_complex() else plain
@@ -166,7 +167,7 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: Any) -> Any:
-        ctx.is_root, ctx.process_set = mpi_ops.rank() == root_rank, process_set
+        ctx.is_root, ctx.process_set = hvd.rank() == root_rank, process_set
         return synchronize(broadcast_async(tensor, root_rank, name, process_set))
 
     @staticmethod
@@ -174,6 +175,6 @@ class _Broadcast(torch.autograd.Function):
         (gradient,) = gradients
         summable = torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
         summable = summable.float() if summable.dtype == torch.bfloat16 else summable
-        mean = mpi_ops.allreduce(summable.contiguous(), op=mpi_ops.Average, process_set=ctx.process_set)
+        mean = hvd.allreduce(summable.contiguous(), op=hvd.Average, process_set=ctx.process_set)
         mean = torch.view_as_complex(mean) if gradient.is_complex() else mean.to(gradient.dtype)
         return mean if ctx.is_root else torch.zeros_like(mean), None, None, None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import horovod.torch
-
 from hvd_compress import compression
+from hvd_compress.frontends.horovod.whose import hvd
 
 
-class Compression(compression.Compression, horovod.torch.Compression):  # type: ignore[misc]
+class Compression(compression.Compression, hvd.Compression):  # type: ignore[misc]
     """What to pass as `compression=` to DistributedOptimizer.
 
-    `none` and `fp16` are Horovod's and take Horovod's own path. The others return a request to this package.
+    `none` and `fp16` are the runtime's, as in Horovod. The others return a request to this package.
     """

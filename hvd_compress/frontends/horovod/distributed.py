@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-import horovod.torch
-import horovod.torch.optimizer
 import torch
 
 from hvd_compress.checks import check_whole, is_whole
@@ -20,8 +18,11 @@ from hvd_compress.engines.horovod import HorovodEngine
 from hvd_compress.engines.select import choose_arrivals, choose_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.frontends.alone import request_of
+from hvd_compress.frontends.horovod import plain
 from hvd_compress.frontends.horovod.background import give_way
 from hvd_compress.frontends.horovod.stock import is_stock, watch_stock
+from hvd_compress.frontends.horovod.whose import RUNTIME, hvd
+from hvd_compress.frontends.optimizer import refusals
 from hvd_compress.frontends.optimizer.named_parameters import name_parameters, trainable
 from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer, wrap
 from hvd_compress.frontends.optimizer.reducer import ReduceOptions, Reducer
@@ -31,20 +32,20 @@ from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from hvd_compress.warned import warn_caller
 
-_horovods = horovod.torch.optimizer.DistributedOptimizer  # patch_horovod() puts ours in its place
+_horovods: Any = getattr(hvd, "DistributedOptimizer", None)  # patch_horovod() puts ours in its place
 
 
 def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: Any = horovod.torch.Compression.none,
+    compression: Any = hvd.Compression.none,
     backward_passes_per_step: int = 1,
-    op: Any = horovod.torch.Average,
+    op: Any = hvd.Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
-    process_set: Any = horovod.torch.global_process_set,
+    process_set: Any = hvd.global_process_set,
 ) -> Any:
     """Wrap an optimizer so that it applies gradients reduced over all ranks. Arguments are those of Horovod.
 
@@ -64,18 +65,11 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     """
     _check_optimizer(optimizer, compression)
     if not isinstance(compression, Request):
-        return _by_horovod(
-            optimizer,
-            named_parameters,
-            compression,
-            backward_passes_per_step,
-            op,
-            gradient_predivide_factor,
-            num_groups,
-            groups,
-            sparse_as_dense,
-            process_set,
-        )
+        _check_uncompressed(compression)
+        rest = op, gradient_predivide_factor, num_groups, groups, sparse_as_dense, process_set
+        wraps = _by_horovod if RUNTIME == "horovod" else _plainly
+        with taking_over(_parameters(optimizer)):
+            return wraps(optimizer, named_parameters, compression, backward_passes_per_step, *rest)
     _require_started()
     _warn_if_alone()
     names = name_parameters(optimizer, named_parameters)
@@ -91,7 +85,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         if not process_set.included():
             return wrap(optimizer, names, None, backward_passes_per_step, rank=0, size=1)
         parameters = {name: parameter for parameter, name in trained.items()}
-        arrivals = choose_arrivals(compression.engine, process_set)
+        arrivals = choose_arrivals(compression.engine, process_set, hvd)
         with recorded_once(Settings.from_environment(), of_all=not process_set.process_set_id) as settings:
             asked = compression.beside("sgd" if isinstance(optimizer, torch.optim.SGD) else "adam")
             asked = request_of(asked, process_set.size(), settings)
@@ -103,8 +97,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     return wrapped
 
 
-def _by_horovod(optimizer: torch.optim.Optimizer, named_parameters: Any, compression: Any, *options: Any) -> Any:
-    """Hand the call on unchanged."""
+def _check_uncompressed(compression: Any) -> None:
     if _is_factory(compression):
         raise ConfigError(
             f"compression={compression.__name__} is a function: call it, as in Compression.{compression.__name__}()"
@@ -114,16 +107,42 @@ def _by_horovod(optimizer: torch.optim.Optimizer, named_parameters: Any, compres
             f"compression={compression!r} is no compression: pass one such as Compression.topk(0.01), "
             "Compression.none or, of your own, Compression.of(compressor)"
         )
+
+
+def _by_horovod(optimizer: torch.optim.Optimizer, named_parameters: Any, compression: Any, *options: Any) -> Any:
+    """Hand the call on unchanged."""
     dtypes = {p.dtype for p in _parameters(optimizer) if p.requires_grad}
-    if compression is horovod.torch.Compression.none and torch.bfloat16 in dtypes:
+    if compression is hvd.Compression.none and torch.bfloat16 in dtypes:
         raise ConfigError(
             "Compression.none is Horovod's and exchanges no bfloat16 gradients: take Compression.dense(), which "
             "sends all elements as they are"
         )
-    with taking_over(_parameters(optimizer)):
-        wrapped = _horovods(optimizer, named_parameters, compression, *options)
+    wrapped = _horovods(optimizer, named_parameters, compression, *options)
     watch_stock(wrapped)
     return wrapped
+
+
+def _plainly(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Any,
+    compression: Any,
+    passes: int,
+    op: Any,
+    factor: float,
+    num_groups: int,
+    groups: Any,
+    sparse_as_dense: bool,
+    process_set: Any,
+) -> Any:
+    """What Horovod does with the call, on this package's runtime."""
+    _require_started()
+    if op not in (hvd.Average, hvd.Sum, hvd.Adasum):
+        raise ConfigError(f"op = {op!r} is not one of hvd.Average, hvd.Sum, hvd.Adasum")
+    names = name_parameters(optimizer, named_parameters)
+    asked = _named_groups(groups if groups is not None else num_groups, trainable(names))
+    exchange = plain.Exchange(compression, op, _checked_factor(factor, op), asked, sparse_as_dense, process_set)
+    passes = check_whole("backward_passes_per_step", passes, 1)
+    return plain.wrap(optimizer, names, exchange, passes)
 
 
 def _require_started() -> None:
@@ -131,7 +150,7 @@ def _require_started() -> None:
         raise UnsupportedError(
             "elastic jobs change their ranks, which this version cannot follow: use Compression.none"
         )
-    if not horovod.torch.is_initialized():
+    if not hvd.is_initialized():
         raise UsageError("hvd.init() comes first: without it there are no ranks to train with")
 
 
@@ -159,7 +178,7 @@ def _tell_of_two(*_: Any) -> None:
 
 def _connect(name: str, process_set: Any, niceness: int) -> Engine:
     """Choose the engine; where gradients travel among hosts without Horovod's threads, these give way to training."""
-    engine = choose_engine(name, process_set)
+    engine = choose_engine(name, process_set, hvd)
     engine.locate()
     if not isinstance(engine, HorovodEngine) and engine.among_hosts:
         give_way(niceness)
@@ -175,11 +194,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, compression: Any) -> None
             "that, and load state_dict() of the old optimizer into what it returns"
         )
     if isinstance(optimizer, torch.optim.LBFGS) and isinstance(compression, Request):
-        raise UnsupportedError(
-            "LBFGS computes several gradients a step, and its line search compares losses: leave it unwrapped, and "
-            "average both in its closure, with hvd.grouped_allreduce_() and hvd.allreduce(); or take an optimizer of "
-            "one gradient a step, such as SGD or Adam"
-        )
+        raise refusals.several_gradients()
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -193,7 +208,7 @@ def _is_factory(compression: Any) -> bool:
 def _warn_if_alone() -> None:
     """A launcher of another MPI starts processes of which each believes to be the only one."""
     started = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or "1"
-    if started != "1" and horovod.torch.size() == 1:
+    if started != "1" and hvd.size() == 1:
         warnings.warn(
             f"the launcher started {started} processes, and Horovod sees one rank: each trains by itself. Launch with "
             "the mpirun of the MPI that Horovod was built with",
@@ -202,17 +217,17 @@ def _warn_if_alone() -> None:
 
 
 def _is_average(op: Any) -> bool:
-    if op == horovod.torch.Adasum:
+    if op == hvd.Adasum:
         raise UnsupportedError("op=Adasum combines whole gradients: use Compression.none or .fp16, or op=Average")
-    if op not in (horovod.torch.Average, horovod.torch.Sum):
+    if op not in (hvd.Average, hvd.Sum):
         raise ConfigError(f"op = {op!r} is not one of hvd.Average, hvd.Sum")
-    return bool(op == horovod.torch.Average)
+    return bool(op == hvd.Average)
 
 
 def _checked_factor(factor: float, op: Any) -> float:
     if not 0 < factor < float("inf"):
         raise ConfigError(f"gradient_predivide_factor = {factor!r} must be above 0")
-    if factor != 1.0 and op != horovod.torch.Average:
+    if factor != 1.0 and op != hvd.Average:
         raise ConfigError("gradient_predivide_factor is for op=Average only")
     return float(factor)
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from horovod.torch import mpi_ops
-from horovod.torch.functions import allgather_object, broadcast_object
 from torch import nn
 
 from hvd_compress.errors import ConfigError
 from hvd_compress.extras import needed
 from hvd_compress.frontends.horovod.broadcasts import broadcast_async_, on_the_wire, synchronize
 from hvd_compress.frontends.horovod.stock import is_stock
+from hvd_compress.frontends.horovod.whose import hvd
 from hvd_compress.frontends.optimizer.optimizer import STATE_KEY
 
 with needed("cloudpickle", "broadcast_optimizer_state"):
@@ -88,9 +87,9 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
         raise ConfigError(f"broadcast_optimizer_state takes an optimizer, not a {type(optimizer).__name__}")
     _check_same(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    is_root = mpi_ops.rank() == root_rank
+    is_root = hvd.rank() == root_rank
     data, specs, tensors, obstacle = _taken_apart(optimizer, parameters) if is_root else (b"", [], [], "")
-    data, specs, obstacle = broadcast_object((data, specs, obstacle), root_rank, name=_NAME)
+    data, specs, obstacle = hvd.broadcast_object((data, specs, obstacle), root_rank, name=_NAME)
     if obstacle:
         raise ConfigError(f"rank {root_rank} cannot send the state of its optimizer: {obstacle}")
     moving = [tensor.cpu() for tensor in tensors] or [
@@ -112,10 +111,10 @@ def _check_same(optimizer: torch.optim.Optimizer) -> None:
     """Collective: else a rank with another optimizer would be found when the others wait for it, or never."""
     groups = [[(tuple(p.shape), str(p.dtype)) for p in group["params"]] for group in optimizer.param_groups]
     mine = (type(optimizer).__name__, groups)
-    for other, theirs in enumerate(allgather_object(mine, name=f"{_NAME}.groups")):
+    for other, theirs in enumerate(hvd.allgather_object(mine, name=f"{_NAME}.groups")):
         if theirs != mine:
             raise ConfigError(
-                f"rank {mpi_ops.rank()}: the optimizer is {_described(*mine)}, and {_described(*theirs)} on rank "
+                f"rank {hvd.rank()}: the optimizer is {_described(*mine)}, and {_described(*theirs)} on rank "
                 f"{other}: make the same optimizer on all ranks before its state is broadcast"
             )
 

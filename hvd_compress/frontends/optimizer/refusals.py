@@ -15,7 +15,7 @@ OTHER_LOSS = (
 )
 
 
-def exchanging(call: str, hint: str) -> UsageError:
+def exchanging(call: str, hint: str = "") -> UsageError:
     """Return what a call raises while gradients are on their way."""
     return UsageError(
         f"{call} after backward() and before step() or synchronize(): gradients are being exchanged; "
@@ -37,6 +37,15 @@ def exchanged_again() -> UsageError:
         "step() after synchronize() would exchange gradients again, perhaps clipped or unscaled by now, "
         "together with what compression remembers of them as they were: call step(), or "
         "scaler.step(optimizer), within `with optimizer.skip_synchronize():`, on every rank"
+    )
+
+
+def several_gradients() -> UnsupportedError:
+    """Return what wrapping LBFGS raises."""
+    return UnsupportedError(
+        "LBFGS computes several gradients a step, and its line search compares losses: leave it unwrapped, and "
+        "average both in its closure, with hvd.grouped_allreduce_() and hvd.allreduce(); or take an optimizer of "
+        "one gradient a step, such as SGD or Adam"
     )
 
 

@@ -1,0 +1,297 @@
+"""The distributed optimizer without compression of ours, on this package's runtime: what Horovod's own is on Horovod's.
+
+Each gradient is reduced by its name as soon as it is there, so that ranks may compute them in different orders.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from hvd_compress.checks import check_whole
+from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.frontends.eagerly import eagerly
+from hvd_compress.frontends.gradient_hooks import GradientHooks
+from hvd_compress.frontends.horovod.whose import hvd
+from hvd_compress.frontends.optimizer import refusals
+from hvd_compress.frontends.optimizer.named_parameters import trainable
+from hvd_compress.frontends.optimizer.watchers import register, replaced
+from hvd_compress.warned import warn_caller
+
+_Group = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How gradients are reduced; as the arguments of DistributedOptimizer().
+
+    Attributes:
+        compression: has compress() and decompress() of one tensor.
+        groups: names of parameters that are reduced together, or how many groups there are; 0 for none.
+    """
+
+    compression: Any
+    op: Any
+    predivide_factor: float
+    groups: tuple[tuple[str, ...], ...] | int
+    sparse_as_dense: bool
+    process_set: Any
+
+    def begin(self, gradients: Sequence[torch.Tensor], name: str) -> tuple[Any, Sequence[Any]]:
+        """Return what waits for the reduced gradients, several as a group, and what decompress() needs of each."""
+        if len(gradients) == 1 and gradients[0].is_sparse and not self.sparse_as_dense:
+            handle = hvd.sparse_allreduce_async(gradients[0], name=name, op=self.op, process_set=self.process_set)
+            return handle, [None]
+        dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
+        sent, contexts = zip(*map(self.compression.compress, dense), strict=True)
+        handle = hvd.grouped_allreduce_async_(
+            list(sent),
+            name=name,
+            op=self.op,
+            prescale_factor=1 / self.predivide_factor,
+            postscale_factor=self.predivide_factor,
+            process_set=self.process_set,
+        )
+        return handle, contexts
+
+    def end(self, handle: Any, contexts: Sequence[Any]) -> list[torch.Tensor]:
+        """Return the reduced gradients."""
+        found = hvd.synchronize(handle)
+        if isinstance(found, torch.Tensor):  # sparse
+            return [found]
+        return [self.compression.decompress(*each) for each in zip(found, contexts, strict=True)]
+
+
+class PlainOptimizer(torch.optim.Optimizer):
+    """Mixed into the class of the user's optimizer by `wrap`. Behaves as Horovod's distributed optimizer does."""
+
+    _wrapped: torch.optim.Optimizer
+    _exchange: Exchange
+    _parameter_names: dict[torch.Tensor, str]
+    _delay: dict[torch.Tensor, int]
+
+    def _attach(self, names: dict[torch.Tensor, str], exchange: Exchange, passes: int) -> None:
+        self._parameter_names, self._exchange = names, exchange
+        self.backward_passes_per_step = passes
+        watched = trainable(names)
+        self._delay = dict.fromkeys(watched, passes)
+        self._begun: dict[int, tuple[Any, Sequence[Any]]] = {}  # by the number of a group
+        self._should_synchronize, self._synchronized, self._dirty, self._retired = True, False, False, False
+        self._hooking = threading.RLock()  # autograd has a thread for each device
+        self._exchanges = exchange.process_set.included() and hvd.size() > 1
+        self._groups: list[_Group] = []
+        if not self._exchanges:
+            return
+        if isinstance(self, torch.optim.LBFGS):
+            raise refusals.several_gradients()
+        self._groups = _grouped(exchange, watched)
+        self._group_of = {parameter: number for number, group in enumerate(self._groups) for parameter in group}
+        me = weakref.ref(self)  # a hook must not keep the optimizer alive
+        tell = partial(partial, _tell, me)
+        self._hooks = GradientHooks(watched, tell(PlainOptimizer._comes), tell(PlainOptimizer._ready))
+        register(self, names)
+
+    def require_idle(self) -> None:
+        """Raise UsageError where gradients are on their way."""
+        self._require_rest("wrapping the parameters of a distributed optimizer again")
+
+    def retire(self) -> None:
+        """Another optimizer exchanges the gradients of these parameters now."""
+        self._retired = True
+        for handle in self._hooks.handles:
+            handle.remove()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Not supported: it holds hooks."""
+        raise refusals.copied()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change how many backward passes are summed before gradients are exchanged."""
+        self.backward_passes_per_step = check_whole("backward_passes_per_step", passes, 1)
+        self._delay = dict.fromkeys(self._delay, passes)
+
+    @eagerly
+    def synchronize(self) -> None:
+        """Exchange all gradients; `parameter.grad` holds the reduced ones afterwards. A missing one counts as zeros.
+
+        Raises:
+            ConfigError: ranks have other gradients.
+            CommunicationError: a rank did not come, has left or is gone.
+            UsageError: another optimizer was wrapped over these parameters later.
+        """
+        if self._retired:
+            raise replaced("synchronize()")
+        if self._exchanges and self._exchange.op != hvd.Adasum:
+            refusals.require_exchanged(self.param_groups, self._delay, self._parameter_names, type(self).__name__)
+            for number in range(len(self._groups)):
+                if number not in self._begun:
+                    self._begin(number)
+            for number, begun in self._begun.items():
+                for parameter, reduced in zip(self._groups[number], self._exchange.end(*begun), strict=True):
+                    _put(parameter, reduced)
+        self._rest()
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it, step() applies the gradients as they are."""
+        if self._exchange.op == hvd.Adasum:
+            raise UnsupportedError("op=Adasum combines what steps change: its exchange cannot be left out of step()")
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Exchange gradients unless skip_synchronize() says otherwise, then take the optimizer's own step.
+
+        A closure is evaluated once, before the exchange. By Adasum the step comes first, and what it changes is
+        combined.
+        """
+        if self._retired:
+            raise replaced("step()")
+        loss = None
+        if closure is not None and self._exchanges:
+            if not self._should_synchronize:
+                raise UsageError("step(closure) within skip_synchronize(): call the closure before synchronize()")
+            with torch.enable_grad():
+                loss, closure = closure(), None
+        if self._should_synchronize:
+            if self._synchronized:
+                warn_caller(
+                    "optimizer.step() called without optimizer.skip_synchronize() after synchronize(): gradients are "
+                    "exchanged again"
+                )
+            self.synchronize()
+        self._synchronized = False
+        if self._exchanges and self._exchange.op == hvd.Adasum:
+            result = self._step_by_adasum()
+        else:
+            result = super().step(closure)
+        self._wrapped._opt_called = True  # type: ignore[attr-defined]  # a scheduler made before wrapping asks for it
+        return result if loss is None else loss
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it, and run the step hooks a second time
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear gradients; not allowed while they are being exchanged."""
+        self._require_rest("zero_grad()")
+        super().zero_grad(set_to_none=set_to_none)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of an optimizer, distributed or not."""
+        self._require_rest("load_state_dict()")
+        super().load_state_dict(state_dict)
+        self._rest()
+        self._should_synchronize, self._synchronized = True, False
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not supported: their gradients would not be exchanged."""
+        raise refusals.parameters_added()
+
+    def _rest(self) -> None:
+        self._begun, self._dirty = {}, False
+        self._delay = dict.fromkeys(self._delay, self.backward_passes_per_step)
+
+    def _require_rest(self, call: str) -> None:
+        if self._begun or self._dirty:
+            raise refusals.exchanging(call)
+
+    def _comes(self, parameter: torch.Tensor) -> None:
+        if self._delay[parameter] <= 0:
+            raise refusals.computed_again(self._parameter_names[parameter], self.backward_passes_per_step)
+
+    def _ready(self, parameter: torch.Tensor) -> None:
+        self._dirty, self._synchronized = True, False
+        self._delay[parameter] -= 1
+        number = self._group_of[parameter]
+        if self._exchange.op != hvd.Adasum and all(self._delay[each] == 0 for each in self._groups[number]):
+            self._begin(number)
+
+    def _begin(self, number: int) -> None:
+        group = self._groups[number]
+        for parameter in group:
+            if parameter.grad is None:  # another rank may have computed one
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in group if parameter.grad is not None]
+        self._begun[number] = self._exchange.begin(gradients, self._parameter_names[group[0]])
+
+    @torch.no_grad()
+    def _step_by_adasum(self) -> Any:
+        """Combine what the step of each rank changes (Maleki et al. 2020, section 3)."""
+        before = {parameter: parameter.detach().clone() for parameter in self._delay}
+        result = super().step()
+        changes = {parameter: parameter - start for parameter, start in before.items()}
+        begun = [
+            self._exchange.begin([changes[each] for each in group], self._parameter_names[group[0]])
+            for group in self._groups
+        ]
+        for group, each in zip(self._groups, begun, strict=True):
+            for parameter, combined in zip(group, self._exchange.end(*each), strict=True):
+                parameter.copy_(before[parameter] + combined)
+        return result
+
+
+def wrap(
+    optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], exchange: Exchange, passes: int
+) -> PlainOptimizer:
+    """Return an optimizer of a class derived from that of `optimizer`, which shares its parameter groups and state.
+
+    Collective where there are groups.
+
+    Args:
+        names: of all its parameters.
+    """
+    cls: Any = type(type(optimizer).__name__, (PlainOptimizer, type(optimizer)), {})
+    wrapped: PlainOptimizer = cls.__new__(cls)
+    # A learning-rate scheduler made before wraps `step` of that one object; the class's own is what counts here.
+    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapped._wrapped = optimizer
+    wrapped._attach(names, exchange, passes)
+    return wrapped
+
+
+def _grouped(exchange: Exchange, watched: dict[torch.Tensor, str]) -> list[_Group]:
+    """Return what is reduced together, on all ranks alike: a number of groups cuts the order of rank 0."""
+    asked = exchange.groups
+    if not asked:
+        return [(parameter,) for parameter in watched]
+    root = 0 if exchange.process_set.ranks is None else exchange.process_set.ranks[0]
+    order = hvd.broadcast_object(list(watched.values()), root, process_set=exchange.process_set)
+    by_name = {name: parameter for parameter, name in watched.items()}
+    if sorted(order) != sorted(by_name):
+        raise ConfigError(f"rank {hvd.rank()} trains {sorted(by_name)}, and rank {root} {sorted(order)}")
+    parameters = [by_name[name] for name in order]
+    if isinstance(asked, int):
+        cuts = [len(parameters) * number // asked for number in range(asked + 1)]
+        return [tuple(parameters[start:end]) for start, end in pairwise(cuts) if start < end]
+    grouped = {name for group in asked for name in group}
+    groups = [tuple(by_name[name] for name in group) for group in asked]
+    return groups + [(by_name[name],) for name in order if name not in grouped]
+
+
+def _put(parameter: torch.Tensor, reduced: torch.Tensor) -> None:
+    gradient = parameter.grad
+    assert gradient is not None, "it was exchanged"
+    if gradient.is_sparse:
+        gradient.zero_().add_(reduced if reduced.is_sparse else reduced.to_sparse())
+    elif reduced.data_ptr() != gradient.data_ptr():
+        gradient.copy_(reduced)
+
+
+def _tell(
+    me: weakref.ref[PlainOptimizer], what: Callable[[PlainOptimizer, torch.Tensor], None], parameter: torch.Tensor
+) -> None:
+    optimizer = me()
+    if optimizer is not None:
+        with optimizer._hooking:
+            what(optimizer, parameter)

@@ -1,0 +1,55 @@
+"""On whose runtime the drop-in stands: Horovod's where it is installed, else this package's, over torch alone."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from hvd_compress.checks import check_choice
+from hvd_compress.errors import MissingPackageError
+from hvd_compress.extras import needed
+from hvd_compress.settings import PREFIX
+from hvd_compress.warned import warn_caller
+
+NAMES = ("horovod", "torch")
+"""What HVD_COMPRESS_RUNTIME may say."""
+_MODULES = {"horovod": "horovod.torch", "torch": "hvd_compress.runtime.api"}
+
+
+def _choose() -> tuple[str, str, ModuleType]:
+    """Return the name of a runtime, why it is that one, and the module that has its functions.
+
+    Raises:
+        ConfigError: the variable names none.
+        MissingPackageError: it names Horovod, which cannot be imported.
+    """
+    asked = os.environ.get(f"{PREFIX}RUNTIME", "")
+    if asked:
+        check_choice(f"{PREFIX}RUNTIME", asked, NAMES)
+        return asked, f"{PREFIX}RUNTIME={asked}", _imported(asked)
+    try:
+        return "horovod", "Horovod is installed", _imported("horovod")
+    except MissingPackageError as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and cause.name == "horovod":
+            return "torch", "Horovod is not installed", _imported("torch")
+        warn_caller(f"{error}. hvd_compress.torch goes on without it; {PREFIX}RUNTIME=torch says so without a warning")
+        return "torch", f"Horovod is installed, and does not work: {cause}", _imported("torch")
+
+
+def _imported(name: str) -> ModuleType:
+    if name == "torch":
+        return import_module(_MODULES[name])
+    with needed("horovod", "hvd_compress.torch"):
+        found = import_module(_MODULES[name])
+        if not hasattr(found, "init"):  # its library is missing, or was built for another torch: it has only printed so
+            import_module("horovod.torch.mpi_ops")  # says why
+        return found
+
+
+RUNTIME: str
+WHY: str
+hvd: Any
+RUNTIME, WHY, hvd = _choose()
