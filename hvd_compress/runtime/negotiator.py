@@ -56,7 +56,7 @@ class Negotiator:
         self._ended = self._left_itself = False
         self._heard_at = self._told_at = time.monotonic()
         self._pipe = os.pipe()  # wakes it
-        self._thread = threading.Thread(target=self._listen, name="hvd-compress-negotiator", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="hvd-compress-runtime-line", daemon=True)
         self._thread.start()
 
     def submit(self, requests: Sequence[Request]) -> None:

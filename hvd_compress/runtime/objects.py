@@ -18,9 +18,9 @@ def broadcast_object(
     """Return the object of rank `root_rank` of the job."""
     called = name or "object"
     is_root = rank() == root_rank
-    packed = _packed(obj) if is_root else torch.zeros(0, dtype=torch.uint8)
-    length = broadcast_(torch.tensor([packed.numel()]), root_rank, f"{called}.sz", process_set).item()
-    packed = packed if is_root else torch.zeros(length, dtype=torch.uint8)
+    packed = _packed(obj) if is_root else torch.zeros(0, dtype=torch.uint8, device="cpu")
+    length = broadcast_(torch.tensor([packed.numel()], device="cpu"), root_rank, f"{called}.sz", process_set).item()
+    packed = packed if is_root else torch.zeros(length, dtype=torch.uint8, device="cpu")
     broadcast_(packed, root_rank, f"{called}.t", process_set)
     return obj if is_root else _unpacked(packed)
 
@@ -28,7 +28,7 @@ def broadcast_object(
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """Return the objects of all ranks, in their order."""
     called, packed = name or "object", _packed(obj)
-    lengths = allgather(torch.tensor([packed.numel()]), f"{called}.sz").tolist()
+    lengths = allgather(torch.tensor([packed.numel()], device="cpu"), f"{called}.sz").tolist()
     return [_unpacked(part) for part in torch.split(allgather(packed, f"{called}.t"), lengths)]
 
 

@@ -171,7 +171,7 @@ def grouped_allgather(
 
     def back(*gradients: torch.Tensor) -> Any:
         means = grouped_allreduce(gradients, op=Average, process_set=process_set)
-        rows = torch.tensor([[tensor.shape[0] for tensor in tensors]])
+        rows = torch.tensor([[tensor.shape[0] for tensor in tensors]], device="cpu")
         before = allgather(rows, process_set=process_set)[: process_set.rank()].sum(0).tolist()
         return [m.narrow(0, at, t.shape[0]) for m, at, t in zip(means, before, tensors, strict=True)]
 
@@ -321,7 +321,7 @@ def grouped_reducescatter(
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all ranks call this. All barriers have one name, so that ranks meet again after one that failed."""
-    synchronize(submit(BARRIER, [torch.zeros(0)], "noname", process_set, lambda _: None))
+    synchronize(submit(BARRIER, [torch.zeros(0, device="cpu")], "noname", process_set, lambda _: None))
 
 
 def _reduce(

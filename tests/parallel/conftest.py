@@ -26,12 +26,12 @@ from tests.parallel.training import ENGINES, EXACT
 
 @pytest.fixture(scope="session")
 def hvd() -> Any:
-    """Return horovod.torch, initialised. Process sets may be added later."""
+    """Return horovod.torch, or what HVD_COMPRESS_RUNTIME has stand for it, initialised. Sets may be added later."""
     os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
     os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"  # cores are few: a rank that waits must not keep one busy
     os.environ["HVD_COMPRESS_ADAPT"] = "0"  # what is sent is compared; the controller has tests of its own
     prepare()
-    import horovod.torch as hvd
+    from hvd_compress.frontends.horovod.whose import hvd
 
     hvd.init()
     return hvd
@@ -62,7 +62,7 @@ def nothing_left_behind(abandoned: list[str]) -> Iterator[None]:
     gc.freeze()  # what has stayed, torch and its compiler most of all, need not be looked at after every test
     assert not abandoned, f"an engine was abandoned:\n{abandoned.pop()}"
     for thread in threading.enumerate():
-        if thread.name.startswith("hvd-compress-"):
+        if thread.name.startswith("hvd-compress-") and not thread.name.startswith("hvd-compress-runtime"):
             thread.join(60.0)
             assert not thread.is_alive(), f"{thread.name} outlives the test: something still holds its optimizer"
 
@@ -109,7 +109,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_sessionfinish(exitstatus: int) -> None:
     if exitstatus == pytest.ExitCode.OK:
         # The first rank to end makes Horovod shut MPI down, under whatever another one still does with it.
-        import horovod.torch as hvd
+        from hvd_compress.frontends.horovod.whose import hvd
 
         hvd.barrier()
     elif exitstatus != pytest.ExitCode.NO_TESTS_COLLECTED:
