@@ -31,7 +31,7 @@ GRACE_S = 10.0  # between asking a launcher to end its ranks and killing it
 # What each rank runs: pytest with its output in a file, whose name carries the rank. pytest's temporary files lie next
 # to it: ranks that end in step would all remove the same old ones.
 RANK_SCRIPT = """
-rank=${OMPI_COMM_WORLD_RANK:-$HOROVOD_RANK}
+rank=${OMPI_COMM_WORLD_RANK:-${HOROVOD_RANK:-$RANK}}
 exec "$@" --basetemp="$0/$rank.tmp" --junitxml="$0/$rank.xml" >"$0/$rank.log" 2>&1 </dev/null
 """
 # As `python -m pytest`, but a rank that failed leaves without MPI_Finalize, where it would wait for the other ranks,
@@ -55,17 +55,28 @@ BY_LAUNCH = [f"{FOLDER}/{name}" for name in ("test_drop_in.py", "test_engines.py
 # hosts of two ranks each.
 SUMS = ("gradients_are_bit_identical_on_all_ranks", "every_algorithm_gives_the_same_sum_and_the_same_bits")
 OF_HOSTS = sorted(str(file) for folder in GUESTS for file in Path(folder).glob("test_tree.py"))
+# On this package's own runtime, whole steps by either transport.
+OURS = {"HVD_COMPRESS_RUNTIME": "torch"}
+OF_OURS = [f"{FOLDER}/test_{name}.py" for name in ("drop_in", "failures", "options", "process_sets", "sparse")]
 OF_FOUR = [*(f"{BY_LAUNCH[0]}::test_{name}" for name in SUMS), *OF_HOSTS, *BY_LAUNCH[1:]]
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One job: the tests of the folder that are marked so, or of some files of it."""
+    """One job: the tests of the folder that are marked so, or of some files of it; on Horovod's runtime where it is."""
 
     launcher: list[str]
     ranks: int
     marked: list[str]
     tests: list[str] = field(default_factory=list)
+    runtime: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def start(self) -> list[str]:
+        """The launcher with the number of ranks."""
+        if self.launcher[0] == "torchrun":
+            return [*self.launcher, "--nproc-per-node", str(self.ranks), "--no-python"]
+        return [*self.launcher, "-np", str(self.ranks)]
 
     @property
     def arguments(self) -> list[str]:
@@ -74,7 +85,8 @@ class Launch:
 
     @property
     def name(self) -> str:
-        return f"{self.launcher[0]}-{self.ranks}-{'rest' if self.marked == REST else 'first'}"
+        ours = "-without-horovod" * bool(self.runtime)
+        return f"{self.launcher[0]}-{self.ranks}-{'rest' if self.marked == REST else 'first'}{ours}"
 
 
 def main() -> None:
@@ -88,6 +100,8 @@ def main() -> None:
             Launch(mpirun, 4, FIRST, OF_FOUR),
             Launch(horovodrun, 2, FIRST, BY_LAUNCH),
             Launch(horovodrun, 2, REST, [f"{FOLDER}/test_broadcasts.py"]),
+            Launch(mpirun, 2, FIRST, OF_OURS, OURS),
+            Launch(["torchrun"], 2, FIRST, OF_OURS, OURS),
         ],
     }
     progress.adopt_orphans()
@@ -102,7 +116,7 @@ def _passes(launch: Launch) -> bool:
     folder_of_results = os.environ.get("TEST_RESULTS")
     with tempfile.TemporaryDirectory(prefix="hvd_compress-parallel-") as folder:
         rank = ["sh", "-c", RANK_SCRIPT, folder, sys.executable, "-c", RUN_PYTEST, *OPTIONS, *launch.arguments]
-        code = _run([*launch.launcher, "-np", str(launch.ranks), *rank], Path(folder, "launcher.log"))
+        code = _run([*launch.start, *rank], Path(folder, "launcher.log"), launch.runtime)
         if code == 0 and not _alike(Path(folder), launch.ranks):
             code = RANKS_DIFFER
         logs = [Path(folder, "0.log")] if code == 0 else sorted(Path(folder).glob("*.log"))
@@ -133,11 +147,16 @@ def _alike(folder: Path, ranks: int) -> bool:
     return False
 
 
-def _run(command: list[str], log: Path) -> int | None:
+def _run(command: list[str], log: Path, runtime: dict[str, str]) -> int | None:
     """Return the exit code; None where a launch takes too long. After it nothing of it is left."""
     with log.open("w") as output:
         launcher = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=os.environ | runtime,
         )
         try:
             return launcher.wait(timeout=TIMEOUT_S)

@@ -17,6 +17,7 @@ from torch import nn
 
 import hvd_compress.torch as hvd
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
+from hvd_compress.frontends.horovod.whose import RUNTIME
 from tests.parallel.training import (
     EXACT,
     STEPS,
@@ -216,7 +217,7 @@ def test_horovods_engine_cannot_force_an_algorithm() -> None:
     model = small_model()
     optimizer = wrap(model, hvd.Compression.topk(0.1).by(collective="star", algorithm="ring", engine="horovod"))
     loss(model, 0).backward()
-    with pytest.raises(UnsupportedError, match=r"Horovod engine cannot force algorithm 'ring'.* offers auto"):
+    with pytest.raises(UnsupportedError, match=r"(Horovod|runtime) engine cannot force algorithm 'ring'.* offers auto"):
         optimizer.step()
     check_that_training_works()
 
@@ -327,8 +328,14 @@ def test_an_error_in_the_training_program_does_no_harm() -> None:
 
 
 def test_horovods_own_compression_of_bfloat16_is_refused_when_it_is_wrapped() -> None:
-    """Horovod would refuse in the first step, without a word of what to do. Its fp16 works."""
+    """Horovod would refuse in the first step, without a word of what to do; our runtime takes it. Its fp16 works."""
     model = small_model().bfloat16()
-    with pytest.raises(ConfigError, match=r"exchanges no bfloat16 gradients: take Compression\.dense\(\)"):
-        wrap(model, hvd.Compression.none)
+    if RUNTIME == "horovod":
+        with pytest.raises(ConfigError, match=r"exchanges no bfloat16 gradients: take Compression\.dense\(\)"):
+            wrap(model, hvd.Compression.none)
+    else:
+        optimizer = wrap(model, hvd.Compression.none)
+        model(torch.ones(13).bfloat16()).square().sum().backward()
+        optimizer.step()
+        assert_same_on_all_ranks(torch.cat([p.float().reshape(-1) for p in model.parameters()]))
     wrap(model, hvd.Compression.fp16)

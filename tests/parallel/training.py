@@ -15,7 +15,8 @@ import hvd_compress.torch as hvd
 from hvd_compress.request.request import Request
 from tests.harness import remembered
 
-ENGINES = ("mpi", "horovod") if "OMPI_COMM_WORLD_SIZE" in os.environ else ("horovod",)
+BY_LAUNCHER = {"OMPI_COMM_WORLD_SIZE": ("mpi", "horovod"), "TORCHELASTIC_RUN_ID": ("torch", "horovod")}
+ENGINES = next((engines for variable, engines in BY_LAUNCHER.items() if variable in os.environ), ("horovod",))
 """What this launch offers: without mpirun there is no MPI."""
 
 EXACT = {
