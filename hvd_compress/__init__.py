@@ -32,10 +32,17 @@ def __getattr__(name: str) -> ModuleType:
 
 
 def patch_horovod() -> None:
-    """Give `horovod.torch` itself the compressing optimizer, for code that must keep `import horovod.torch as hvd`."""
+    """Give `horovod.torch` itself the compressing optimizer, for code that must keep `import horovod.torch as hvd`.
+
+    Call it first. Where Horovod is not installed, such code gets hvd_compress.torch by that name.
+
+    Raises:
+        UsageError: HVD_COMPRESS_RUNTIME is "torch", and Horovod is imported already.
+    """
+    from hvd_compress import torch as drop_in
     from hvd_compress.frontends.horovod.patch import patch_horovod as patch
 
-    patch()
+    patch(drop_in)
 
 
 def of(trained: Any) -> Handle:

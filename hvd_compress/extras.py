@@ -37,7 +37,6 @@ _MPI = "; it finds the MPI library of your system, or that of pip install openmp
 
 PACKAGES = {
     "horovod": Package("Horovod", "horovod", _HOROVOD),
-    "cloudpickle": Package("cloudpickle", "horovod"),
     "mpi4py": Package("mpi4py", "mpi", _MPI),
     "matplotlib": Package("matplotlib", "plot"),
     "pymoo": Package("pymoo", "paper"),

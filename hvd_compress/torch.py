@@ -50,6 +50,10 @@ __all__ = [
     "of",
     "synchronize",
 ]
+if not hasattr(_runtime, "SyncBatchNorm"):
+    from hvd_compress.frontends.horovod.sync_batch_norm import SyncBatchNorm
+
+    __all__ += ["SyncBatchNorm"]
 _others = [name for name in getattr(_runtime, "__all__", dir(_runtime)) if name[0] != "_" and name not in __all__]
 globals().update({name: getattr(_runtime, name) for name in _others})
 __all__ += _others

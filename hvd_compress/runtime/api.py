@@ -1,4 +1,4 @@
-"""The names of horovod.torch, over this package's runtime. `hvd_compress.torch` adds the compressing optimizer."""
+"""The names of horovod.torch over this runtime; `hvd_compress.torch` adds what knows modules and optimizers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ import torch
 import torch.distributed as dist
 
 from hvd_compress.errors import CommunicationError
+from hvd_compress.runtime.allreduces import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+)
 from hvd_compress.runtime.compression import Compression
 from hvd_compress.runtime.handles import Adasum, Average, Max, Min, Product, Sum, join, poll, synchronize
 from hvd_compress.runtime.objects import allgather_object, broadcast_object
 from hvd_compress.runtime.operations import (
     allgather,
     allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
     alltoall,
     alltoall_async,
     barrier,
@@ -27,17 +33,12 @@ from hvd_compress.runtime.operations import (
     broadcast_async_,
     grouped_allgather,
     grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
     sparse_allreduce_async,
 )
-from hvd_compress.runtime.sync_batch_norm import SyncBatchNorm
 from hvd_compress.runtime.world import (
     ProcessSet,
     add_process_set,
@@ -67,7 +68,6 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
-    "SyncBatchNorm",
     "add_process_set",
     "allgather",
     "allgather_async",

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hvd_compress.runtime.operations import allgather, broadcast_
 from hvd_compress.runtime.world import ProcessSet, global_process_set, rank
+
+if TYPE_CHECKING:
+    from pickle import Pickler as Pickler
+else:
+    try:  # which knows functions without a name, too
+        from cloudpickle import CloudPickler as Pickler
+    except ImportError:
+        from pickle import Pickler
 
 
 def broadcast_object(
@@ -33,7 +41,9 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 
 
 def _packed(obj: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
+    file = io.BytesIO()
+    Pickler(file).dump(obj)
+    return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
 
 def _unpacked(packed: torch.Tensor) -> Any:

@@ -13,117 +13,13 @@ from typing import Any
 
 import torch
 
-from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.errors import ConfigError
+from hvd_compress.runtime.allreduces import allreduce, grouped_allreduce, reduction
 from hvd_compress.runtime.compression import Compression
-from hvd_compress.runtime.handles import OPS, Adasum, Average, Sum, submit, synchronize
-from hvd_compress.runtime.request import ALLGATHER, ALLREDUCE, ALLTOALL, BARRIER, BROADCAST, REDUCESCATTER
+from hvd_compress.runtime.handles import Average, Sum, submit, synchronize
+from hvd_compress.runtime.request import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, REDUCESCATTER
+from hvd_compress.runtime.results import members, results_at, results_into, through
 from hvd_compress.runtime.world import ProcessSet, global_process_set, size, world
-
-
-def allreduce_async(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """Begin to reduce a tensor over all ranks; return a handle of the result, a new tensor."""
-    return _reduce([tensor], None, average, name, op, prescale_factor, postscale_factor, process_set)
-
-
-def allreduce_async_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """Begin to reduce a tensor over all ranks, in place; return a handle."""
-    return _reduce([tensor], [tensor], average, name, op, prescale_factor, postscale_factor, process_set)
-
-
-def grouped_allreduce_async(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """Begin to reduce tensors as one; return a handle of a list of new tensors."""
-    return _reduce(tensors, None, average, name, op, prescale_factor, postscale_factor, process_set, grouped=True)
-
-
-def grouped_allreduce_async_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """Begin to reduce tensors as one, in place; return a handle of their list."""
-    return _reduce(tensors, tensors, average, name, op, prescale_factor, postscale_factor, process_set, grouped=True)
-
-
-def allreduce(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Return the reduction of a tensor over all ranks. Gradients flow back, reduced alike."""
-    small, context = compression.compress(tensor)
-    rest = op, prescale_factor, postscale_factor, process_set
-
-    def run(each: torch.Tensor) -> Any:
-        return synchronize(allreduce_async(each, average, name, *rest))
-
-    reduced = _through(run, lambda gradient: [allreduce(gradient, average, None, Compression.none, *rest)], small)
-    return compression.decompress(reduced, context)
-
-
-def grouped_allreduce(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[Any]:
-    """Return the reductions of tensors, moved as one. Gradients flow back, reduced alike."""
-    small, contexts = zip(*map(compression.compress, tensors), strict=True)
-    rest = op, prescale_factor, postscale_factor, process_set
-
-    def run(*each: torch.Tensor) -> Any:
-        return tuple(synchronize(grouped_allreduce_async(each, average, name, *rest)))
-
-    def back(*gradients: torch.Tensor) -> Any:
-        return grouped_allreduce(gradients, average, None, Compression.none, *rest)
-
-    return list(map(compression.decompress, _through(run, back, *small), contexts))
-
-
-def allreduce_(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-    """Reduce a tensor over all ranks in place, and return it. Arguments as allreduce_async_()."""
-    return synchronize(allreduce_async_(tensor, *arguments, **options))
-
-
-def grouped_allreduce_(tensors: Sequence[torch.Tensor], *arguments: Any, **options: Any) -> Any:
-    """Reduce tensors as one in place, and return their list. Arguments as grouped_allreduce_async_()."""
-    return synchronize(grouped_allreduce_async_(tensors, *arguments, **options))
 
 
 def sparse_allreduce_async(
@@ -135,7 +31,7 @@ def sparse_allreduce_async(
     values = allgather_async(whole.values(), f"{name}.values", process_set)
 
     def wait() -> torch.Tensor:
-        found = synchronize(values) / (len(_ranks(process_set)) if op == Average else 1)
+        found = synchronize(values) / (len(members(process_set)) if op == Average else 1)
         return torch.sparse_coo_tensor(
             synchronize(indices).t(), found.to(tensor.dtype), tensor.shape, check_invariants=True
         )
@@ -145,14 +41,14 @@ def sparse_allreduce_async(
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Begin to gather the rows of all ranks, which may have different numbers of them; return a handle."""
-    return submit(ALLGATHER, [tensor], name, process_set, _at([tensor], one=True))
+    return submit(ALLGATHER, [tensor], name, process_set, results_at([tensor], one=True))
 
 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begin to gather the rows of several tensors; return a handle of their list."""
-    return submit(ALLGATHER, tensors, name, process_set, _at(tensors))
+    return submit(ALLGATHER, tensors, name, process_set, results_at(tensors))
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -175,21 +71,21 @@ def grouped_allgather(
         before = allgather(rows, process_set=process_set)[: process_set.rank()].sum(0).tolist()
         return [m.narrow(0, at, t.shape[0]) for m, at, t in zip(means, before, tensors, strict=True)]
 
-    return list(_through(run, back, *tensors))
+    return list(through(run, back, *tensors))
 
 
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begin to send the tensor of rank `root_rank` of the job to all; return a handle of a new tensor."""
-    return submit(BROADCAST, [tensor], name, process_set, _at([tensor], one=True), root=_checked_root(root_rank))
+    return submit(BROADCAST, [tensor], name, process_set, results_at([tensor], one=True), root=_checked_root(root_rank))
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begin to replace a tensor by that of rank `root_rank` of the job; return a handle."""
-    finish, root = _into([tensor], one=True), _checked_root(root_rank)
+    finish, root = results_into([tensor], one=True), _checked_root(root_rank)
     return submit(BROADCAST, [tensor], name, process_set, finish, outputs=[tensor], root=root)
 
 
@@ -202,7 +98,7 @@ def broadcast(
         mean = allreduce(gradient, op=Average, process_set=process_set)
         return [mean if world().engine.rank == root_rank else torch.zeros_like(mean)]
 
-    return _through(lambda each: synchronize(broadcast_async(each, root_rank, name, process_set)), back, tensor)
+    return through(lambda each: synchronize(broadcast_async(each, root_rank, name, process_set)), back, tensor)
 
 
 def broadcast_(
@@ -220,7 +116,7 @@ def alltoall_async(
 ) -> int:
     """Begin to send each rank its rows, `splits` of them or as many to each; return a handle of what came, and of how
     many rows each has sent."""
-    count = len(_ranks(process_set))
+    count = len(members(process_set))
     if splits is None:
         rows, left = divmod(tensor.shape[0] if tensor.dim() else 0, count)
         if left:
@@ -251,7 +147,7 @@ def alltoall(
         counts.append(sent)
         return received
 
-    received = _through(run, lambda g: [alltoall(g, counts[0], process_set=process_set)[0]], tensor)
+    received = through(run, lambda g: [alltoall(g, counts[0], process_set=process_set)[0]], tensor)
     return received if splits is None else (received, counts[0])
 
 
@@ -264,8 +160,8 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Begin to reduce a tensor of which each rank gets some rows, the first ranks one more; return a handle."""
-    fields = _reduction(op, prescale_factor, postscale_factor, REDUCESCATTER)
-    return submit(REDUCESCATTER, [tensor], name, process_set, _at([tensor], one=True), **fields)
+    fields = reduction(op, prescale_factor, postscale_factor, REDUCESCATTER)
+    return submit(REDUCESCATTER, [tensor], name, process_set, results_at([tensor], one=True), **fields)
 
 
 def grouped_reducescatter_async(
@@ -277,8 +173,8 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Begin to reduce and scatter several tensors; return a handle of their list."""
-    fields = _reduction(op, prescale_factor, postscale_factor, REDUCESCATTER)
-    return submit(REDUCESCATTER, tensors, name, process_set, _at(tensors), **fields)
+    fields = reduction(op, prescale_factor, postscale_factor, REDUCESCATTER)
+    return submit(REDUCESCATTER, tensors, name, process_set, results_at(tensors), **fields)
 
 
 def reducescatter(
@@ -307,7 +203,7 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """Return this rank's rows of several reductions. Gradients flow back."""
     small, contexts = zip(*map(compression.compress, tensors), strict=True)
-    factor = prescale_factor * postscale_factor * (len(_ranks(process_set)) if op == Sum else 1)
+    factor = prescale_factor * postscale_factor * (len(members(process_set)) if op == Sum else 1)
 
     def run(*each: torch.Tensor) -> Any:
         handle = grouped_reducescatter_async(each, name, op, process_set, prescale_factor, postscale_factor)
@@ -316,7 +212,7 @@ def grouped_reducescatter(
     def back(*gradients: torch.Tensor) -> Any:
         return grouped_allgather([gradient * factor for gradient in gradients], process_set=process_set)
 
-    return list(map(compression.decompress, _through(run, back, *small), contexts))
+    return list(map(compression.decompress, through(run, back, *small), contexts))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -324,81 +220,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     synchronize(submit(BARRIER, [torch.zeros(0, device="cpu")], "noname", process_set, lambda _: None))
 
 
-def _reduce(
-    tensors: Sequence[torch.Tensor],
-    outputs: Sequence[torch.Tensor] | None,
-    average: bool | None,
-    name: str | None,
-    op: int | None,
-    before: float,
-    after: float,
-    process_set: ProcessSet,
-    grouped: bool = False,
-) -> int:
-    if average is not None and op is not None:
-        raise ConfigError("average and op say the same: leave average")
-    chosen = op if op is not None else Average if average in (None, True) else Sum
-    if chosen == Adasum and (process_set.process_set_id or size() & (size() - 1)):
-        raise UnsupportedError(f"Adasum takes all ranks of the job, a power of two, not {len(_ranks(process_set))}")
-    if chosen not in (Average, Sum) and any(tensor.is_complex() for tensor in tensors):
-        raise ConfigError(f"complex numbers have no {OPS[chosen]}: take hvd.Average or hvd.Sum")
-    finish = _at(tensors, not grouped) if outputs is None else _into(outputs, not grouped)
-    fields = _reduction(chosen, before, after, ALLREDUCE)
-    return submit(ALLREDUCE, tensors, name, process_set, finish, outputs=outputs, **fields)
-
-
-def _reduction(op: int, before: float, after: float, verb: str) -> dict[str, Any]:
-    if op == Adasum and verb != ALLREDUCE:
-        raise UnsupportedError(f"Adasum combines whole tensors, and {verb} has none")
-    if op not in range(len(OPS)):
-        raise ConfigError(f"op = {op!r} is no operation of {verb}: take hvd.Average, hvd.Sum, hvd.Min, hvd.Max")
-    return {"op": OPS[op], "before": float(before), "after": float(after)}
-
-
 def _checked_root(root: int) -> int:
     if not 0 <= root < size():
         raise ConfigError(f"root_rank = {root} is not one of the {size()} ranks")
     return index(root)
-
-
-def _ranks(process_set: ProcessSet) -> range:
-    return range(process_set.size() or 1)
-
-
-def _at(tensors: Sequence[torch.Tensor], one: bool = False) -> Callable[[list[Any]], Any]:
-    """Return what brings results to the devices of `tensors`."""
-
-    def finish(results: list[Any]) -> Any:
-        found = [result.to(tensor.device) for result, tensor in zip(results, tensors, strict=True)]
-        return found[0] if one else found
-
-    return finish
-
-
-def _into(outputs: Sequence[torch.Tensor], one: bool = False) -> Callable[[list[Any]], Any]:
-    """Return what has results written to `outputs`, where the runtime did not."""
-
-    @torch.no_grad()
-    def finish(results: list[Any]) -> Any:
-        for result, output in zip(results, outputs, strict=True):
-            if result.data_ptr() != output.data_ptr() or result.device != output.device:
-                output.copy_(result)
-        return outputs[0] if one else list(outputs)
-
-    return finish
-
-
-def _through(run: Callable[..., Any], back: Callable[..., Any], *tensors: torch.Tensor) -> Any:
-    """Return what `run` makes of tensors; gradients flow back by `back`."""
-    return _Through.apply(run, back, *tensors)
-
-
-class _Through(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, run: Callable[..., Any], back: Callable[..., Any], *tensors: torch.Tensor) -> Any:
-        ctx.back = back
-        return run(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return None, None, *ctx.back(*gradients)

@@ -22,15 +22,13 @@ ROOT = Path(__file__).parents[2]
 FOLDER = Path(hvd_compress.__file__).parent
 MPI_MODULES = ("mpi", "mpi_algorithms", "mpi_arrivals", "mpi_hosts", "mpi_library", "mpi_shutdown", "control_variables")
 NEEDING = (
-    "hvd_compress.torch",
-    "hvd_compress.frontends.horovod",
     "hvd_compress.integrations.accelerate",
     "hvd_compress.integrations.transformers",
     "hvd_compress.integrations.lightning",
     *(f"hvd_compress.engines.{name}" for name in MPI_MODULES),
     *brought("NEEDING"),
 )
-"""What needs Horovod, mpi4py, accelerate, transformers or Lightning as soon as it is imported, with all in it."""
+"""What needs mpi4py, accelerate, transformers or Lightning as soon as it is imported, with all in it."""
 MODULES = [
     ".".join(path.relative_to(FOLDER.parent).with_suffix("").parts).removesuffix(".__init__")
     for path in sorted(FOLDER.rglob("*.py"))
@@ -38,7 +36,8 @@ MODULES = [
 WITHOUT_EXTRAS = [name for name in MODULES if not f"{name}.".startswith(tuple(f"{one}." for one in NEEDING))]
 
 IMPORT = f"""
-import importlib, sys
+import importlib, os, sys
+os.environ["HVD_COMPRESS_RUNTIME"] = "torch"  # else the drop-in imports Horovod where it is
 for name in {WITHOUT_EXTRAS}:
     importlib.import_module(name)
 print(sorted({set(PACKAGES)} & sys.modules.keys()))
@@ -57,10 +56,10 @@ sys.meta_path.insert(0, Hider())
 """Hides packages as if they were not installed."""
 
 USES = {
-    "the drop-in": ("horovod", "import hvd_compress.torch"),
-    "the drop-in, named first": ("horovod", "import hvd_compress; hvd_compress.torch.DistributedOptimizer"),
-    "a module of the drop-in": ("horovod", "import hvd_compress.frontends.horovod.compression"),
-    "patched Horovod": ("horovod", "import hvd_compress; hvd_compress.patch_horovod()"),
+    "Horovod by name": (
+        "horovod",
+        "import os; os.environ['HVD_COMPRESS_RUNTIME'] = 'horovod'; import hvd_compress.torch",
+    ),
     "Horovod's engine": ("horovod", "from hvd_compress.engines.horovod import HorovodEngine; HorovodEngine()"),
     **{name: ("mpi4py", f"import hvd_compress.engines.{name}") for name in MPI_MODULES},
     "scalars": ("tensorboard", "from hvd_compress.events.tensorboard import TensorBoard; TensorBoard('.')"),
@@ -74,6 +73,23 @@ USES = {
     "digits": ("sklearn", "from examples.images.data import load_digits; load_digits()"),
 }
 """For each use: the package that it needs, and statements."""
+
+ONE_STEP = """
+import torch
+import hvd_compress.torch as hvd
+from hvd_compress.frontends.horovod import whose
+hvd.init()
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), hvd.SyncBatchNorm(4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=hvd.Compression.fp16)
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+model(torch.ones(2, 3)).sum().backward()
+optimizer.step()
+assert hvd.allreduce(torch.ones(2)).tolist() == [1, 1] and hvd.rank() == 0 and hvd.size() == 1
+hvd.shutdown()
+print(f"{whose.RUNTIME}: {whose.WHY}")
+"""
 
 TELL = """
 import json
@@ -141,19 +157,38 @@ def test_what_needs_an_extra_names_it(told: dict[str, list[str]], use: str) -> N
 
 def test_horovod_is_built_by_a_command(told: dict[str, list[str]]) -> None:
     for word in ("which hvd_compress.torch needs", "`python tools/install_horovod.py`", "`make setup`"):
-        assert word in told["the drop-in"][1]
+        assert word in told["Horovod by name"][1]
 
 
-def test_cloudpickle_for_the_state_of_an_optimizer() -> None:
-    """Horovod asks for it, too: it is missing only where Horovod was installed without what it needs."""
+def test_the_drop_in_stands_on_torch_where_horovod_is_not() -> None:
+    """A step by one rank, with all that a script calls around it."""
+    assert run_without({"horovod", "mpi4py", "cloudpickle"}, ONE_STEP) == "torch: Horovod is not installed\n"
+
+
+def test_a_horovod_that_does_not_work_is_named() -> None:
+    broken = HIDE.replace("ModuleNotFoundError(f\"No module named {name!r}\", name=name)", "ImportError('no libmpi')")
+    command = [sys.executable, "-c", f"HIDDEN = {{'horovod'}}\n{broken}\n{ONE_STEP}"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert result.stdout == "torch: Horovod is installed, and does not work: no libmpi\n"
+    assert "Horovod cannot be imported (ImportError: no libmpi)" in result.stderr
+    assert "HVD_COMPRESS_RUNTIME=torch" in result.stderr
+    assert result.stderr.startswith("<string>:"), "the line of the program"
+
+
+def test_a_program_that_keeps_importing_horovod_gets_what_stands_for_it() -> None:
     program = """
-from hvd_compress.errors import MissingPackageError
-try:
-    import hvd_compress.torch
-except MissingPackageError as error:
-    print(error)
+import hvd_compress
+hvd_compress.patch_horovod()
+hvd_compress.patch_horovod()
+import horovod.torch as hvd
+from horovod.torch import DistributedOptimizer
+import hvd_compress.torch
+print(hvd is hvd_compress.torch, DistributedOptimizer is hvd.DistributedOptimizer)
 """
-    assert "'hvd_compress[horovod]'" in run_without({"cloudpickle"}, program)
+    assert run_without({"horovod"}, program) == "True True\n"
+    program = "import os, sys; os.environ['HVD_COMPRESS_RUNTIME'] = 'torch'; import horovod.torch\n" + program
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert "UsageError: horovod.torch is imported already" in result.stderr
 
 
 @pytest.mark.parametrize("package", PACKAGES)

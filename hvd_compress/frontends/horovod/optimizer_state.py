@@ -12,14 +12,11 @@ import torch
 from torch import nn
 
 from hvd_compress.errors import ConfigError
-from hvd_compress.extras import needed
 from hvd_compress.frontends.horovod.broadcasts import broadcast_async_, on_the_wire, synchronize
 from hvd_compress.frontends.horovod.stock import is_stock
 from hvd_compress.frontends.horovod.whose import hvd
 from hvd_compress.frontends.optimizer.optimizer import STATE_KEY
-
-with needed("cloudpickle", "broadcast_optimizer_state"):
-    import cloudpickle
+from hvd_compress.runtime.objects import Pickler
 
 _NAME = "hvd_compress.optimizer_state"
 _OWN = {"params", STATE_KEY}
@@ -38,7 +35,7 @@ class _TensorSpec:
     beside: int | None
 
 
-class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+class _Pickler(Pickler):
     """Leaves tensors out, but for sparse ones and those of other classes. What is met twice is one on all ranks."""
 
     def __init__(self, file: io.BytesIO) -> None:

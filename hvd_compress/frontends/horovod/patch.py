@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
-import horovod.torch
-
+from hvd_compress.errors import UsageError
 from hvd_compress.frontends.horovod.background import init
 from hvd_compress.frontends.horovod.broadcasts import (
     broadcast,
@@ -18,6 +19,7 @@ from hvd_compress.frontends.horovod.compression import Compression
 from hvd_compress.frontends.horovod.distributed import DistributedOptimizer
 from hvd_compress.frontends.horovod.optimizer_state import broadcast_optimizer_state
 from hvd_compress.frontends.horovod.parameters import broadcast_parameters
+from hvd_compress.frontends.horovod.whose import RUNTIME, hvd
 
 _OURS = {
     "Compression": Compression,
@@ -31,17 +33,34 @@ _OURS = {
     "init": init,
     "synchronize": synchronize,
 }
-_HOROVODS = {name: getattr(horovod.torch, name) for name in _OURS}
+_HOROVODS = {name: getattr(hvd, name, None) for name in _OURS}
+_NAMES = ("horovod", "horovod.torch")
 
 
-def patch_horovod() -> None:
+def patch_horovod(drop_in: ModuleType) -> None:
     """Replace `DistributedOptimizer`, `Compression`, broadcasts, `synchronize`, `init` in horovod.torch and below it.
 
     Call it before `from horovod.torch import ...`, and before hvd.init() so that MPI's algorithms can be chosen. No
-    file is changed, stock compressions work as before, and calling it twice does no harm.
+    file is changed, stock compressions work as before, and calling it twice does no harm. Where this package's own
+    runtime stands for Horovod, `drop_in`, hvd_compress.torch, is what the program imports by its name.
+
+    Raises:
+        UsageError: the program has imported Horovod, and this package's runtime is to stand for it.
     """
+    if RUNTIME == "torch":
+        _stand_for_horovod(drop_in)
+        return
     modules = [module for name, module in sys.modules.items() if f"{name}.".startswith("horovod.torch.")]
     for name, value in _OURS.items():
         for module in modules:
             if vars(module).get(name) is _HOROVODS[name]:
                 setattr(module, name, value)
+
+
+def _stand_for_horovod(drop_in: ModuleType) -> None:
+    if sys.modules.get(_NAMES[1], drop_in) is not drop_in:
+        raise UsageError("horovod.torch is imported already: call patch_horovod() before, or leave it to Horovod")
+    package = ModuleType(_NAMES[0], "What stands for Horovod: hvd_compress.torch.")
+    package.__spec__, package.__path__ = ModuleSpec(_NAMES[0], None, is_package=True), []
+    package.torch = drop_in  # type: ignore[attr-defined]
+    sys.modules.update(zip(_NAMES, (package, drop_in), strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +14,6 @@ from hvd_compress.warned import warn_caller
 
 NAMES = ("horovod", "torch")
 """What HVD_COMPRESS_RUNTIME may say."""
-_MODULES = {"horovod": "horovod.torch", "torch": "hvd_compress.runtime.api"}
 
 
 def _choose() -> tuple[str, str, ModuleType]:
@@ -41,12 +39,14 @@ def _choose() -> tuple[str, str, ModuleType]:
 
 def _imported(name: str) -> ModuleType:
     if name == "torch":
-        return import_module(_MODULES[name])
+        from hvd_compress.runtime import api
+
+        return api
     with needed("horovod", "hvd_compress.torch"):
-        found = import_module(_MODULES[name])
-        if not hasattr(found, "init"):  # its library is missing, or was built for another torch: it has only printed so
-            import_module("horovod.torch.mpi_ops")  # says why
-        return found
+        import horovod.torch
+        import horovod.torch.mpi_ops  # fails where its library was built for another torch, which it has only printed
+    found: ModuleType = horovod.torch
+    return found
 
 
 RUNTIME: str

@@ -16,6 +16,7 @@ from hvd_compress.compression import Compression
 from hvd_compress.compressors import TopK
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.frontends.horovod import distributed as optimizer_module
+from hvd_compress.runtime import api
 from tests.brought import brought
 
 FUNCTIONS = {
@@ -46,6 +47,27 @@ def test_what_we_do_not_replace_is_horovods_own() -> None:
     """Modules aside: ours of the same names hide some of Horovod's."""
     others = {name for name in public(stock) - OURS if not inspect.ismodule(getattr(stock, name))}
     assert {name for name in others if getattr(hvd, name) is not getattr(stock, name)} == set()
+
+
+def test_what_stands_for_horovod_has_all_of_it() -> None:
+    beside = {"DistributedOptimizer", "SyncBatchNorm", "broadcast_optimizer_state", "broadcast_parameters"}
+    of_horovod = {name for name in public(stock) if not inspect.ismodule(getattr(stock, name))}
+    assert of_horovod - {"check_extension"} == set(api.__all__) - {"is_homogeneous"} | beside
+
+
+@pytest.mark.parametrize("name", sorted(set(api.__all__) & public(stock)))
+def test_what_stands_for_horovod_is_called_as_it(name: str) -> None:
+    """By position and by name, with the same defaults; of some Horovod hides the arguments, or we do."""
+    theirs, ours = getattr(stock, name), getattr(api, name)
+    if not inspect.isfunction(theirs):
+        assert isinstance(ours, type) == isinstance(theirs, type)
+        return
+    shown = [list(inspect.signature(each).parameters.values()) for each in (theirs, ours)]
+    if any(parameter.kind == parameter.VAR_POSITIONAL for each in shown for parameter in each):
+        return
+    assert [(p.name, p.kind) for p in shown[0]] == [(p.name, p.kind) for p in shown[1]]
+    for one, other in zip(*shown, strict=True):
+        assert one.default == other.default or one.name in ("compression", "process_set"), one.name
 
 
 def test_a_star_import_brings_ours() -> None:

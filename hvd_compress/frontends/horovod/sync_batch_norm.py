@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hvd_compress.runtime.handles import Sum
-from hvd_compress.runtime.operations import allreduce
-from hvd_compress.runtime.world import size
+from hvd_compress.frontends.horovod.whose import hvd
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -24,18 +22,18 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalise `input`, of shape (rows, channels, ...)."""
         self._check_input_dim(input)
-        if size() == 1 or (self.track_running_stats and not self.training):
+        if hvd.size() == 1 or (self.track_running_stats and not self.training):
             alone: torch.Tensor = super().forward(input)
             return alone
         exact = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         others = [dimension for dimension in range(input.dim()) if dimension != 1]
         along = [-1 if dimension == 1 else 1 for dimension in range(input.dim())]
         count = exact.new_tensor([exact.numel() // exact.shape[1]])
-        sums: torch.Tensor = allreduce(torch.cat([exact.sum(others), count]), op=Sum)
+        sums: torch.Tensor = hvd.allreduce(torch.cat([exact.sum(others), count]), op=hvd.Sum)
         total = sums[-1].detach()
         mean = sums[:-1] / total
         deviation = exact - mean.view(along)
-        variance = allreduce(deviation.square().sum(others), op=Sum) / total
+        variance = hvd.allreduce(deviation.square().sum(others), op=hvd.Sum) / total
         if self.training and self.track_running_stats:
             self._remember(mean.detach(), variance.detach(), total)
         normal = deviation * torch.rsqrt(variance + self.eps).view(along)
