@@ -45,6 +45,7 @@ VARIABLES = (
     "CCR_STEPS",
     "CHECK_EVERY",
     "CUDA",
+    "HOROVOD",
     "HOROVOD_NICENESS",
     "IN_FLIGHT",
     "LOG",

@@ -105,7 +105,11 @@ def main() -> None:
         ],
     }
     progress.adopt_orphans()
-    passed = [_passes(launch) for level in sys.argv[1:] or levels for launch in levels[level]]
+    asked = [launch for level in sys.argv[1:] or levels for launch in levels[level]]
+    if shutil.which("horovodrun") is None:
+        print("Horovod is not installed: its launches are left out, and the others run without it", flush=True)
+        asked = [launch for launch in asked if launch.launcher != horovodrun]
+    passed = [_passes(launch) for launch in asked]
     sys.exit(int(not all(passed)))
 
 

@@ -23,6 +23,8 @@ VENV_PYTHON = VENV / "bin" / "python"
 READY = VENV / "ready"  # holds the fingerprint of what was installed
 LOG = ROOT / "build" / "setup.log"
 PIP = "pip==26.3"
+STEP_FAILED = 1
+"""The exit code of a tool that has said why; others are of signals."""
 
 
 def main() -> None:
@@ -68,7 +70,8 @@ def _set_up(torch: str) -> None:
 def _fingerprint(torch: str) -> str:
     requirements = (f"requirements/{name}.txt" for name in ("torch", "build", "dev", "docs"))
     names = (*requirements, "tools/install_horovod.py", "pyproject.toml", "setup.py")
-    text = f"{torch} {platform.python_version()}".encode() + b"".join((ROOT / name).read_bytes() for name in names)
+    asked = f"{torch} {_leaves_horovod_out()} {platform.python_version()}"
+    text = asked.encode() + b"".join((ROOT / name).read_bytes() for name in names)
     return hashlib.sha256(text).hexdigest()
 
 
@@ -110,10 +113,31 @@ def _run_in_venv(title: str, command: Sequence[str | Path]) -> None:
 
 
 def _install_horovod() -> None:
-    """It depends on the versions inside .venv, so this runs there; it shows its own progress and errors."""
+    """It depends on the versions inside .venv, so this runs there; it shows its own progress and errors.
+
+    Without it, hvd_compress.torch stands on this package's runtime.
+    """
+    if _leaves_horovod_out():
+        _pip_uninstall_horovod()
+        print("Horovod is left out, as HVD_COMPRESS_HOROVOD=0 says", flush=True)
+        return
     code = progress.call([VENV_PYTHON, ROOT / "tools" / "install_horovod.py"])
-    if code != 0:
+    if code not in (0, STEP_FAILED):
         sys.exit(code)
+    if code == STEP_FAILED:
+        _pip_uninstall_horovod()
+        print("Horovod does not build here, for the reason above: all goes on without it", flush=True)
+
+
+def _leaves_horovod_out() -> bool:
+    return os.environ.get("HVD_COMPRESS_HOROVOD") == "0"
+
+
+def _pip_uninstall_horovod() -> None:
+    """One of another torch, or of an earlier set-up."""
+    found = subprocess.run([VENV_PYTHON, "-m", "pip", "show", "-q", "horovod"], capture_output=True)
+    if found.returncode == 0:
+        _run_in_venv("removing Horovod", [VENV_PYTHON, "-m", "pip", "uninstall", "-y", "horovod"])
 
 
 if __name__ == "__main__":

@@ -69,15 +69,15 @@ def native() -> dict[str, Any]:
 
 
 def horovod() -> dict[str, Any]:
-    """A step of the drop-in by this rank alone."""
-    import horovod.torch as stock
+    """A step of the drop-in by this rank alone, on the runtime that there is."""
     import torch
 
-    transports = [name for name, built in (("MPI", stock.mpi_built), ("Gloo", stock.gloo_built)) if built()]
+    import hvd_compress.torch as hvd
+    from hvd_compress.frontends.horovod.whose import RUNTIME, WHY
+
+    transports = [name for name, built in (("MPI", hvd.mpi_built), ("Gloo", hvd.gloo_built)) if built()]
     if not transports:
         raise SystemExit("Horovod was built with neither MPI nor Gloo")
-    import hvd_compress.torch as hvd
-
     hvd.init()
     model = torch.nn.Linear(8, 8)
     optimizer = hvd.DistributedOptimizer(
@@ -85,8 +85,10 @@ def horovod() -> dict[str, Any]:
     )
     model(torch.ones(8)).sum().backward()
     optimizer.step()
-    version = importlib.metadata.version("horovod")
-    return {"tried": f"Horovod {version} with {' and '.join(transports)}, a step of one rank"}
+    runtime = "a runtime of this package"
+    if RUNTIME == "horovod":
+        runtime = f"Horovod {importlib.metadata.version('horovod')} with {' and '.join(transports)}"
+    return {"tried": f"a step of one rank on {runtime}: {WHY}"}
 
 
 def ddp() -> dict[str, Any]:

@@ -166,7 +166,7 @@ def test_the_drop_in_stands_on_torch_where_horovod_is_not() -> None:
 
 
 def test_a_horovod_that_does_not_work_is_named() -> None:
-    broken = HIDE.replace("ModuleNotFoundError(f\"No module named {name!r}\", name=name)", "ImportError('no libmpi')")
+    broken = HIDE.replace('ModuleNotFoundError(f"No module named {name!r}", name=name)', "ImportError('no libmpi')")
     command = [sys.executable, "-c", f"HIDDEN = {{'horovod'}}\n{broken}\n{ONE_STEP}"]
     result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert result.stdout == "torch: Horovod is installed, and does not work: no libmpi\n"

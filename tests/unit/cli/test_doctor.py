@@ -20,7 +20,6 @@ HEALTHY = {
     **{name: Result({"tried": f"{name} 1.2"}) for name in ("horovod", "ddp", "fsdp", "mpi", *LIBRARIES)},
 }
 BROKEN = Result(error="ModuleNotFoundError: No module named '[it]'")
-ABSENT = Result(error="ModuleNotFoundError: No module named 'horovod'")
 NO_MPI4PY = Result(error="ModuleNotFoundError: No module named 'mpi4py'")
 
 
@@ -38,21 +37,12 @@ def test_healthy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(result.values["tried"] in output for result in HEALTHY.values() if "tried" in result.values)
 
 
-@pytest.mark.parametrize("part", ["torch", "horovod", "native"])
+@pytest.mark.parametrize("part", ["torch", "native"])
 def test_what_training_needs(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     code, output = _doctor(monkeypatch, **{part: BROKEN})
     assert code == 1
     assert "Training cannot run without" in output
     assert "'[it]'" in output  # not taken for markup
-
-
-def test_a_horovod_that_is_not_installed_leaves_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, output = _doctor(monkeypatch, "--json", horovod=ABSENT, mpi=NO_MPI4PY)
-    report = json.loads(output)
-    assert (code, report["training_can_run"]) == (0, True)
-    assert "missing" not in {row["state"] for row in report["findings"]}
-    _, output = _doctor(monkeypatch, horovod=ABSENT)
-    assert output.splitlines()[-1].startswith("Training can run over torch.distributed, but not by hvd_compress.torch")
 
 
 def front_ends_of(monkeypatch: pytest.MonkeyPatch, **changed: Result) -> dict[str, dict[str, str]]:
@@ -71,22 +61,10 @@ def test_front_ends_of_a_healthy_machine(monkeypatch: pytest.MonkeyPatch) -> Non
     ("changed", "end", "words", "command"),
     [
         (
-            {"horovod": ABSENT},
-            "Horovod's optimizer",
-            "horovod not installed",
-            f"cd {ROOT} && pip install -r requirements/build.txt && python tools/install_horovod.py",
-        ),
-        (
-            {"horovod": Result(error="ImportError: libmpi.so.40: cannot open shared object file")},
-            "Horovod's optimizer",
-            "libmpi.so.40",
-            "python tools/install_horovod.py",
-        ),
-        (
             {"horovod": Result(error="Horovod was built with neither MPI nor Gloo")},
             "Horovod's optimizer",
             "built with neither MPI nor Gloo",
-            "python tools/install_horovod.py",
+            f"cd {ROOT} && pip install -r requirements/build.txt && python tools/install_horovod.py",
         ),
         (
             {"torch": Result(HEALTHY["torch"].values | {"version": "2.3.1"})},
@@ -123,6 +101,16 @@ def test_one_command_mends_a_front_end(
     assert words in "".join(_doctor(monkeypatch, **changed)[1])  # and in the table
 
 
+def test_a_horovod_that_does_not_work_is_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another runtime stands for it meanwhile."""
+    tried = "a step of one rank on a runtime of this package: Horovod is installed, and does not work: libmpi.so.40"
+    end = front_ends_of(monkeypatch, horovod=Result({"tried": tried}))["Horovod's optimizer"]
+    assert end["works"]
+    assert "python tools/install_horovod.py" in end["remedy"]
+    missing = tried.partition(", and")[0].replace("is installed", "is not installed")
+    assert not front_ends_of(monkeypatch, horovod=Result({"tried": missing}))["Horovod's optimizer"]["remedy"]
+
+
 def test_a_library_that_is_missing_and_one_that_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = Result(error="ModuleNotFoundError: No module named 'lightning'")
     end = front_ends_of(monkeypatch, lightning=missing)["Lightning, Fabric"]
@@ -154,18 +142,18 @@ def test_what_all_front_ends_need(monkeypatch: pytest.MonkeyPatch, part: str, co
 
 def test_training_needs_a_front_end(monkeypatch: pytest.MonkeyPatch) -> None:
     none = {**dict.fromkeys(HEALTHY, BROKEN), "torch": HEALTHY["torch"], "native": HEALTHY["native"]}
-    code, output = _doctor(monkeypatch, **(none | {"horovod": ABSENT}))
+    code, output = _doctor(monkeypatch, **none)
     assert (code, output.splitlines()[-1]) == (1, "Training cannot run: no front end works.")
 
 
 def test_80_columns_hold_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    output = _doctor(monkeypatch, horovod=ABSENT, mpi=NO_MPI4PY, ddp=BROKEN)[1]
+    output = _doctor(monkeypatch, horovod=BROKEN, mpi=NO_MPI4PY, ddp=BROKEN)[1]
     assert max(map(len, output.splitlines()[:-1])) <= 80  # the last one is a sentence
     assert "python tools/install_horovod.py" in " ".join(output.split())
 
 
-@pytest.mark.parametrize("part", ["ddp", "fsdp", "nccl", "mpi", "lightning"])
+@pytest.mark.parametrize("part", ["horovod", "ddp", "fsdp", "nccl", "mpi", "lightning"])
 def test_what_training_can_do_without(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     assert _doctor(monkeypatch, **{part: BROKEN})[0] == 0
 

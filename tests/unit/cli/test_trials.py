@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.level2
 
 LIMIT_S = 600.0
 """Only what hangs takes so long."""
+Instead = Callable[[str, str], tuple[trials.Result, trials.Result]]
 
 
 def _run_instead(monkeypatch: pytest.MonkeyPatch, program: str, limit_s: float = LIMIT_S) -> trials.Result:
@@ -72,20 +74,36 @@ def test_one_rank(name: str, words: str) -> None:
     assert words in trials.run(name, LIMIT_S).values["tried"]
 
 
-@pytest.mark.parametrize(("name", "package"), [("horovod", "horovod"), ("mpi", "mpi4py")])
-def test_a_package_that_is_missing_and_one_that_is_broken(
-    name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Instead of the one that is installed."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    module = tmp_path / package / "__init__.py"
-    module.parent.mkdir()
-    module.write_text(f"raise ModuleNotFoundError(\"No module named '{package}'\", name='{package}')\n")
-    assert trials.run(name, LIMIT_S).lacks(package)
-    module.write_text("import ctypes\nctypes.CDLL('libnowhere.so.1')\n")
-    broken = trials.run(name, LIMIT_S)
-    assert "libnowhere.so.1: cannot open shared object file" in broken.error
-    assert not broken.lacks(package)
+NOWHERE = "libnowhere.so.1: cannot open shared object file"
+
+
+@pytest.fixture
+def instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Instead:
+    """Return what a trial finds where a package is missing, and where it is broken."""
+
+    def found(package: str, trial: str) -> tuple[trials.Result, trials.Result]:
+        monkeypatch.syspath_prepend(str(tmp_path))
+        module = tmp_path / package / "__init__.py"
+        module.parent.mkdir()
+        module.write_text(f"raise ModuleNotFoundError(\"No module named '{package}'\", name='{package}')\n")
+        missing = trials.run(trial, LIMIT_S)
+        module.write_text("import ctypes\nctypes.CDLL('libnowhere.so.1')\n")
+        return missing, trials.run(trial, LIMIT_S)
+
+    return found
+
+
+def test_an_mpi4py_that_is_missing_and_one_that_is_broken(instead: Instead) -> None:
+    missing, broken = instead("mpi4py", "mpi")
+    assert missing.lacks("mpi4py")
+    assert NOWHERE in broken.error
+    assert not broken.lacks("mpi4py")
+
+
+def test_a_horovod_that_is_missing_and_one_that_is_broken(instead: Instead) -> None:
+    missing, broken = instead("horovod", "horovod")
+    assert missing.values["tried"] == "a step of one rank on a runtime of this package: Horovod is not installed"
+    assert f"Horovod is installed, and does not work: {NOWHERE}" in broken.values["tried"]
 
 
 def test_a_library_and_the_module_for_it() -> None:
@@ -95,9 +113,8 @@ def test_a_library_and_the_module_for_it() -> None:
 
 
 def test_what_is_there_and_cannot_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    neither = SimpleNamespace(mpi_built=lambda: False, gloo_built=lambda: 0)
-    monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace(torch=neither))
-    monkeypatch.setitem(sys.modules, "horovod.torch", neither)
+    for name in ("mpi_built", "gloo_built"):
+        monkeypatch.setattr(f"hvd_compress.torch.{name}", lambda: 0)
     with pytest.raises(SystemExit, match="built with neither MPI nor Gloo"):
         trials.horovod()
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=None))

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
-# Instead of mpirun: one rank after the other.
+# Instead of mpirun and torchrun: one rank after the other.
 MPIRUN = """#!/bin/sh
-while [ "$1" != -np ]; do shift; done
+while [ "$1" != -np -a "$1" != --nproc-per-node ]; do shift; done
 ranks=$2 rank=0 code=0
 shift 2
+[ "$1" != --no-python ] || shift
 while [ $rank -lt $ranks ]; do
     OMPI_COMM_WORLD_RANK=$rank RANKS=$ranks "$@" || code=$?
     rank=$((rank + 1))
@@ -35,6 +36,11 @@ if (os.environ["RANKS"], os.environ["OMPI_COMM_WORLD_RANK"]) == ("4", "2"):
     def test_of_one_rank(): pass
 """,
     "test_mpi_algorithms": "",
+    **dict.fromkeys(("test_failures", "test_options", "test_process_sets"), ""),
+    "test_sparse": """
+import os
+def test_the_runtime(): assert os.environ.get("HVD_COMPRESS_RUNTIME") == {"2": "torch"}.get(os.environ["RANKS"])
+""",
     "test_broadcasts": "import pytest\n@pytest.mark.level2\ndef test_a_tensor(): pass",
 }
 
@@ -47,7 +53,8 @@ def program(path: Path, text: str) -> None:
 
 def launch(folder: Path, *levels: str) -> subprocess.CompletedProcess[str]:
     """Run launches of the tests above, whose results lie in the folder."""
-    program(folder / "bin" / "mpirun", MPIRUN)
+    for name in ("mpirun", "torchrun"):
+        program(folder / "bin" / name, MPIRUN)
     program(folder / "bin" / "horovodrun", "#!/bin/sh\nexit 7\n")
     for name, text in TESTS.items():
         path = folder / "tests" / "parallel" / f"{name}.py"
@@ -80,6 +87,8 @@ def test_a_launch_that_fails_keeps_no_other_from_running(tmp_path: Path, monkeyp
         "mpirun-4-first: FAILED, as ranks differ",
         "horovodrun-2-first: FAILED with exit code 7",
         "horovodrun-2-rest: FAILED with exit code 7",
+        "mpirun-2-first-without-horovod: ok",
+        "torchrun-2-first-without-horovod: ok",
     ], done.stdout
     monkeypatch.syspath_prepend(str(TOOLS))
     import results
