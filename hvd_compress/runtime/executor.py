@@ -66,6 +66,7 @@ class Executor:
     def __init__(self, engine: Engine) -> None:
         self.rank = engine.rank
         self._engines: dict[int, Engine] = {0: engine}
+        self._memory: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}  # for what is moved as one
 
     def takes_part(self, response: Response) -> bool:
         """Whether this rank is in its process set."""
@@ -128,7 +129,8 @@ class Executor:
             if only.output is not only.tensor:
                 flat.copy_(only.tensor.reshape(-1))
         else:
-            flat = torch.cat([_flat(entry, each, engine) for entry, each in zip(mine, response.requests, strict=True)])
+            given = [_flat(entry, each, engine) for entry, each in zip(mine, response.requests, strict=True)]
+            flat = torch.cat(given, out=self._fused(given) if len(given) > 1 else None)
         reduce.scale(flat, request.before)
         if flat.numel():
             reduce.allreduce(engine, flat, request.op)
@@ -137,6 +139,14 @@ class Executor:
         for entry, part, each in zip(mine, parts, response.requests, strict=True):
             if entry is not None:
                 _give(entry, part.view(each.shape), alone=len(mine) == 1)
+
+    def _fused(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return memory for all of them, which is kept: new memory costs as much as what moves (page faults)."""
+        numel, dtype = sum(tensor.numel() for tensor in tensors), tensors[0].dtype
+        key = dtype, tensors[0].device
+        if key not in self._memory or self._memory[key].numel() < numel:
+            self._memory[key] = torch.empty(numel, dtype=dtype, device=key[1])
+        return self._memory[key][:numel]
 
     def _allgather(self, engine: Engine, response: Response, own: Entry) -> None:
         assert own.tensor is not None

@@ -7,7 +7,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
+from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
 from hvd_compress.engines.base import Engine
@@ -54,7 +55,8 @@ class Negotiator:
         self._unfinished = 0
         self._left: set[int] = set()
         self._ended = self._left_itself = False
-        self._heard_at = self._told_at = time.monotonic()
+        self._pause_s = min(LOOK_S, timeout_s / 2)
+        self._heard_at = self._told_at = self._look_at = time.monotonic()
         self._pipe = os.pipe()  # wakes it
         self._thread = threading.Thread(target=self._listen, name="hvd-compress-runtime-line", daemon=True)
         self._thread.start()
@@ -125,21 +127,32 @@ class Negotiator:
             raise
 
     def _hear_all(self) -> None:
-        lines = {line: rank for rank, line in self._lines.items()}
-        pause_s = min(LOOK_S, self._timeout_s / 2)
-        while not self._ended and (lines or not self._rank):
-            for ready in wait([*lines, self._pipe[0]], pause_s if self._lines else None):
-                if isinstance(ready, int):
-                    os.read(ready, 4096)
-                elif isinstance(ready, Connection) and not self._hear(lines[ready], ready):
-                    del lines[ready]
-            if self._coordinator is not None:
-                self._look_at_time()
-            elif time.monotonic() - self._heard_at > self._timeout_s + LOOK_S:
-                self._lost(
-                    f"rank 0 is silent since {self._timeout_s + LOOK_S:g} s: it is stopped, or cannot be reached"
-                )
-                return
+        pause_s = self._pause_s if self._lines else None
+        with DefaultSelector() as sources:
+            sources.register(self._pipe[0], EVENT_READ)
+            for rank, line in self._lines.items():
+                sources.register(line, EVENT_READ, rank)
+            while not self._ended and (len(sources.get_map()) > 1 or not self._rank):
+                for ready, _ in sources.select(pause_s):
+                    if ready.data is None:
+                        os.read(ready.fd, 4096)
+                    elif not self._hear(ready.data, self._lines[ready.data]):
+                        sources.unregister(ready.fileobj)
+                if not self._is_in_time():
+                    return
+
+    def _is_in_time(self) -> bool:
+        """Look whether anything waits too long; on other ranks, whether rank 0 is silent: no more is heard then."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return True
+        self._look_at = now + self._pause_s / 10
+        if self._coordinator is not None:
+            self._look_at_time(now)
+        elif now - self._heard_at > self._timeout_s + LOOK_S:
+            self._lost(f"rank 0 is silent since {self._timeout_s + LOOK_S:g} s: it is stopped, or cannot be reached")
+            return False
+        return True
 
     def _hear(self, rank: int, line: Connection) -> bool:
         """Take a message; return whether more may come."""
@@ -208,11 +221,10 @@ class Negotiator:
             self._unfinished += 1
             self._deliver(response)
 
-    def _look_at_time(self) -> None:
+    def _look_at_time(self, now: float) -> None:
         with self._lock:
             assert self._coordinator is not None
-            now = time.monotonic()
-            if now - self._told_at > min(LOOK_S, self._timeout_s / 2):
+            if now - self._told_at > self._pause_s:
                 self._told_at = now
                 for line in self._lines.values():
                     _try_to_send(line, packed("alive"))
