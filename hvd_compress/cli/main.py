@@ -14,6 +14,7 @@ from hvd_compress.errors import HvdCompressError, shortened
 # Each name is a module here that holds the command as `command`. Guests have more.
 COMMANDS = {
     "doctor": "List what is installed, and say whether training can run.",
+    "run": "Start a program on several ranks, as horovodrun does.",
     "bench": "Measure what this machine does, such as kernels and compressors.",
     "list": "List the compressions: kind, bits an element, source, collectives.",
     "choose": "Predict by formulas which collective is fastest for a bucket.",

@@ -158,8 +158,6 @@ class TorchEngine(PairwiseEngine):
         # Between two ranks gloo's own has as few rounds, and sums the same.
         if self.backend == "gloo" and tensor.nbytes <= OWNERS_BYTES and self.world_size > 2:
             self._allreduce_by_owners(tensor)
-        elif tensor.numel() and self.backend == "gloo":
-            self._group.allreduce([tensor]).wait()  # of the group itself, as _swap's messages
         elif tensor.numel():
             dist.all_reduce(tensor, group=self._group)
             self._finish()

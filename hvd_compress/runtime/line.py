@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import hmac
 import json
+import os
 import secrets
 import socket
 import struct
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,6 +25,7 @@ _TOKEN_BYTES = 32
 _HANDSHAKE_S = 3.0
 """So long one address, and one caller, may take: others may answer."""
 _PAUSE_S = 0.1
+_LONGEST_S = 1e6
 
 
 def connect(engine: Engine, timeout_s: float) -> dict[int, Connection]:
@@ -53,7 +56,7 @@ def connect(engine: Engine, timeout_s: float) -> dict[int, Connection]:
             if rank is None:
                 found.close()
             else:
-                lines[rank] = _connection(found)
+                lines[rank] = _connection(found, timeout_s)
         return lines
 
 
@@ -81,16 +84,26 @@ def _call(rank: int, told: Any, timeout_s: float) -> Connection:
             except OSError as error:
                 failed = error
                 continue
-            return _connection(found)
+            return _connection(found, timeout_s)
         if time.monotonic() > end:
             raise CommunicationError(f"rank {rank} cannot connect to rank 0 at {addresses} port {port}: {failed}")
         time.sleep(_PAUSE_S)
 
 
-def _connection(found: socket.socket) -> Connection:
+def _connection(found: socket.socket, timeout_s: float) -> Connection:
+    """Return a connection that waits only so long for an other end that takes nothing: BlockingIOError."""
     found.settimeout(None)
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    seconds = min(timeout_s, _LONGEST_S)
+    whole = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, whole)
     return Connection(found.detach())
+
+
+def cut(line: Connection) -> None:
+    """Let both ends read that it is over."""
+    with socket.socket(fileno=os.dup(line.fileno())) as found, suppress(OSError):  # it may be over already
+        found.shutdown(socket.SHUT_RDWR)
 
 
 def _addresses() -> list[str]:

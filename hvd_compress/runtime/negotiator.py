@@ -13,12 +13,13 @@ from typing import Any
 
 from hvd_compress.engines.base import Engine
 from hvd_compress.runtime.coordinator import Coordinator
-from hvd_compress.runtime.line import Shorthand, connect, packed
+from hvd_compress.runtime.line import Shorthand, connect, cut, packed
 from hvd_compress.runtime.request import LEAVE, Request, Response
 from hvd_compress.warned import warn_caller
 
 STALLED_S = 60.0
 """As Horovod's: after so long rank 0 warns of who is missing."""
+GONE = "is gone: its process has ended, or is stopped"
 LOOK_S = 5.0
 """While something waits, rank 0 looks so often whether it waits too long."""
 
@@ -199,10 +200,10 @@ class Negotiator:
     def _miss(self, rank: int) -> None:
         if self._left_itself or rank in self._left:
             return
-        why = f"rank {rank} is gone: its process has ended"
+        why = f"rank {rank} {GONE}"
         with self._lock:
             if self._coordinator is not None:
-                self._coordinator.leave(rank, "is gone: its process has ended")
+                self._coordinator.leave(rank, GONE)
                 for other, line in self._lines.items():
                     if other != rank:
                         _try_to_send(line, packed("lost", why))
@@ -239,8 +240,10 @@ class Negotiator:
 
 
 def _try_to_send(line: Connection, message: bytes) -> None:
-    """To a rank that may be gone, which is noticed where one reads."""
+    """To a rank that may be gone, which is noticed where one reads; or be stopped, and take nothing any more."""
     try:
         line.send_bytes(message)
+    except BlockingIOError:
+        cut(line)  # a part of the message may have left
     except OSError:
         return

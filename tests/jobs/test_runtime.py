@@ -33,7 +33,7 @@ def test_every_collective(launcher: str) -> None:
         (
             "mpirun",
             "another shape",
-            r"ConfigError: allreduce of 'allreduce.x': rank 0 wants .*\[3\].*, and rank 2 .*\[4\]",
+            r"RanksDifferError: allreduce of 'allreduce.x': rank 0 wants .*\[3\].*, and rank 2 .*\[4\]",
         ),
         ("torchrun", "another name", "CommunicationError: .*rank 2 did not submit it within 3 s, as ranks 0, 1 did"),
         ("mpirun", "sleeps", "CommunicationError: .*rank 2 did not submit it within 3 s"),
@@ -45,3 +45,17 @@ def test_a_rank_in_trouble_is_named_on_all_others(launcher: str, misfortune: str
     assert job.survivors == [], job.output
     caught = words(job.output)
     assert any(re.match(rf"\[rank [01]\] {told}", each) for each in caught), job.output
+
+
+@pytest.mark.level2
+@pytest.mark.parametrize("compression", ["int4", "topk", "dense"])
+def test_training_has_the_bits_of_a_job_over_horovod(compression: str) -> None:
+    """With the same engine, MPI: only what ranks say beside their gradients travels otherwise."""
+    jobs = {
+        runtime: launch("mpirun", "same_bits", compression, "mpi", "50", HVD_COMPRESS_RUNTIME=runtime)
+        for runtime in ("horovod", "torch")
+    }
+    bits = {runtime: re.findall(r"\[rank \d\] ([0-9a-f]{64})", job.output) for runtime, job in jobs.items()}
+    assert all(job.status == 0 for job in jobs.values()), jobs
+    assert len(set(bits["horovod"] + bits["torch"])) == 1, bits
+    assert len(bits["horovod"]) == len(bits["torch"]) == 2

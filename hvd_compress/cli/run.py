@@ -1,0 +1,97 @@
+"""`hvd-compress run`: what horovodrun was for. It starts mpirun or torchrun with the right words, and shows them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+
+import click
+
+from hvd_compress.errors import ConfigError, UnsupportedError
+
+OPEN_MPI = "Open MPI"
+PORT = 29500
+PASSED_ON = ("HOROVOD_", "HVD_COMPRESS_", "NCCL_", "GLOO_", "OMP_", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+"""How the names of variables begin that ranks of other hosts get, too."""
+
+
+@click.command(
+    "run",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    help="Start a program on several ranks, as horovodrun does: hvd-compress run -np 4 -H a:2,b:2 python train.py",
+)
+@click.option("-np", "--num-proc", "ranks", type=click.IntRange(min=1), required=True, help="How many ranks.")
+@click.option("-H", "--hosts", "hosts", default="", help="Where: a:2,b:2 is 2 ranks on each host. Here, by default.")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(ranks: int, hosts: str, program: Sequence[str]) -> None:
+    words = launch_line(ranks, parsed(hosts), program, os.environ, by_mpi=_has_mpi())
+    click.echo(shlex.join(words), err=True)
+    os.execvp(words[0], words)
+
+
+def parsed(hosts: str) -> dict[str, int]:
+    """Return the ranks of each host of "a:2,b:2"; a host without a number has one.
+
+    Raises ConfigError for anything else.
+    """
+    found: dict[str, int] = {}
+    for word in filter(None, hosts.split(",")):
+        name, _, count = word.rpartition(":") if ":" in word else (word, "", "1")
+        if not name or not count.isdecimal() or not int(count) or name in found:
+            raise ConfigError(f"-H {hosts} is no list of hosts such as a:2,b:2: {word!r}")
+        found[name] = int(count)
+    return found
+
+
+def launch_line(
+    ranks: int, hosts: Mapping[str, int], program: Sequence[str], environment: Mapping[str, str], by_mpi: bool
+) -> list[str]:
+    """Return the command that starts a program on that many ranks.
+
+    Args:
+        by_mpi: whether Open MPI can start them, and they can meet over it; else torchrun does.
+
+    Raises:
+        ConfigError: the hosts have not as many ranks.
+        UnsupportedError: torchrun, which must be started on each host by itself. The message has the commands.
+    """
+    if hosts and sum(hosts.values()) < ranks:
+        raise ConfigError(f"-np {ranks} asks for more ranks than the hosts have, {sum(hosts.values())}: see -H")
+    if not by_mpi:
+        return _by_torchrun(ranks, hosts, program)
+    words = ["mpirun", "-np", str(ranks), "--bind-to", "none", "--map-by", "slot" if hosts else ":OVERSUBSCRIBE"]
+    if hosts:
+        names = sorted(name for name in environment if name.startswith(PASSED_ON))
+        words += ["-H", ",".join(f"{host}:{count}" for host, count in hosts.items())]
+        words += [word for name in names for word in ("-x", name)]
+    return [*words, *program]
+
+
+def _by_torchrun(ranks: int, hosts: Mapping[str, int], program: Sequence[str]) -> list[str]:
+    if len(hosts) <= 1:
+        return ["torchrun", "--standalone", "--nproc-per-node", str(ranks), "--no-python", *program]
+    if len(set(hosts.values())) > 1 or sum(hosts.values()) != ranks:
+        raise UnsupportedError(
+            "torchrun starts as many ranks on each host: give them equal numbers, or install Open MPI and mpi4py"
+        )
+    first = next(iter(hosts))
+    alike = ["--master-addr", first, "--master-port", str(PORT), "--no-python", *program]
+    lines = [
+        f"torchrun --nnodes {len(hosts)} --node-rank {number} --nproc-per-node {count} {shlex.join(alike)}"
+        for number, count in enumerate(hosts.values())
+    ]
+    each = "\n".join(f"  on {host}: {line}" for host, line in zip(hosts, lines, strict=True))
+    raise UnsupportedError(
+        f"without Open MPI and mpi4py nothing here starts ranks on other hosts. Start them on each by itself:\n{each}"
+    )
+
+
+def _has_mpi() -> bool:
+    """Whether mpirun is Open MPI's, and ranks can meet over it."""
+    if shutil.which("mpirun") is None or not (find_spec("mpi4py") or find_spec("horovod")):
+        return False
+    return OPEN_MPI in subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout

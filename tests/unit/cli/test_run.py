@@ -1,0 +1,70 @@
+"""What `hvd-compress run` starts; and that it does."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvd_compress.cli import run
+from hvd_compress.errors import ConfigError, UnsupportedError
+
+PROGRAM = ["python", "train.py", "-v"]
+TRAIN = """
+import torch
+import hvd_compress.torch as hvd
+hvd.init()
+total = hvd.allreduce(torch.tensor([1.0 + hvd.rank()]), op=hvd.Sum)
+print(f"rank {hvd.rank()} of {hvd.size()}: {total.item():g}", flush=True)
+"""
+
+
+def test_hosts() -> None:
+    assert run.parsed("") == {}
+    assert run.parsed("a:2,b") == {"a": 2, "b": 1}
+    for wrong in ("a:2,a:2", "a:", ":2", "a:0", "a:x"):
+        with pytest.raises(ConfigError, match="no list of hosts"):
+            run.parsed(wrong)
+
+
+def test_mpirun_here_and_on_hosts() -> None:
+    here = run.launch_line(3, {}, PROGRAM, {}, by_mpi=True)
+    assert shlex.join(here) == "mpirun -np 3 --bind-to none --map-by :OVERSUBSCRIBE python train.py -v"
+    environment = {"HVD_COMPRESS_LOG": "log", "HOME": "/root", "PATH": "/bin"}
+    there = run.launch_line(4, {"a": 2, "b": 2}, PROGRAM, environment, by_mpi=True)
+    words = "mpirun -np 4 --bind-to none --map-by slot -H a:2,b:2 -x HVD_COMPRESS_LOG -x PATH python train.py -v"
+    assert shlex.join(there) == words
+    with pytest.raises(ConfigError, match="more ranks than the hosts have, 2"):
+        run.launch_line(4, {"a": 2}, PROGRAM, {}, by_mpi=True)
+
+
+def test_torchrun_where_there_is_no_mpi() -> None:
+    here = run.launch_line(2, {}, PROGRAM, {}, by_mpi=False)
+    assert shlex.join(here) == "torchrun --standalone --nproc-per-node 2 --no-python python train.py -v"
+    with pytest.raises(UnsupportedError) as caught:
+        run.launch_line(4, {"a": 2, "b": 2}, PROGRAM, {}, by_mpi=False)
+    lines = re.findall(r"on (\w): torchrun --nnodes 2 --node-rank (\d) .*--master-addr a ", str(caught.value))
+    assert lines == [("a", "0"), ("b", "1")]
+    with pytest.raises(UnsupportedError, match="equal numbers"):
+        run.launch_line(3, {"a": 1, "b": 2}, PROGRAM, {}, by_mpi=False)
+
+
+@pytest.mark.level2
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_ranks_meet(launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the words that it prints; without mpirun on PATH, by torchrun."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    monkeypatch.setenv("HVD_COMPRESS_RUNTIME", "torch")
+    if launcher == "torchrun":
+        (tmp_path / "mpirun").write_text("#!/bin/sh\necho another MPI\n")
+        (tmp_path / "mpirun").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{Path(sys.executable).parent}:/usr/bin:/bin")
+    command = [Path(sys.executable).with_name("hvd-compress"), "run", "-np", "2", sys.executable, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(launcher)
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2: 3", "rank 1 of 2: 3"]
