@@ -21,7 +21,7 @@ PASSED_ON = ("HOROVOD_", "HVD_COMPRESS_", "NCCL_", "GLOO_", "OMP_", "PATH", "PYT
 
 @click.command(
     "run",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
     help="Start a program on several ranks, as horovodrun does: hvd-compress run -np 4 -H a:2,b:2 python train.py",
 )
 @click.option("-np", "--num-proc", "ranks", type=click.IntRange(min=1), required=True, help="How many ranks.")

@@ -36,8 +36,8 @@ def test_mpirun_here_and_on_hosts() -> None:
     assert shlex.join(here) == "mpirun -np 3 --bind-to none --map-by :OVERSUBSCRIBE python train.py -v"
     environment = {"HVD_COMPRESS_LOG": "log", "HOME": "/root", "PATH": "/bin"}
     there = run.launch_line(4, {"a": 2, "b": 2}, PROGRAM, environment, by_mpi=True)
-    words = "mpirun -np 4 --bind-to none --map-by slot -H a:2,b:2 -x HVD_COMPRESS_LOG -x PATH python train.py -v"
-    assert shlex.join(there) == words
+    words = "-np 4 --bind-to none --map-by slot -H a:2,b:2 -x HVD_COMPRESS_LOG -x PATH python train.py -v"
+    assert shlex.join(there) == f"mpirun {words}"
     with pytest.raises(ConfigError, match="more ranks than the hosts have, 2"):
         run.launch_line(4, {"a": 2}, PROGRAM, {}, by_mpi=True)
 
