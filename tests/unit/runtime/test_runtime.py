@@ -14,6 +14,7 @@ import torch
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import run_ranks
 from hvd_compress.errors import CommunicationError, ConfigError, UsageError
+from hvd_compress.runtime import line
 from hvd_compress.runtime.executor import Entry, Executor
 from hvd_compress.runtime.negotiator import GONE, Negotiator
 from hvd_compress.runtime.reduce import scale
@@ -314,21 +315,23 @@ def test_a_rank_that_takes_no_answers_is_an_error_on_the_others(monkeypatch: pyt
     over = threading.Event()
     hear = Negotiator._hear
 
-    def stopped(negotiator: Negotiator, rank: int, line: Any) -> bool:
-        if negotiator._rank == 2 and negotiator._deliver is deaf:
+    def stopped(negotiator: Negotiator, rank: int, connection: Any) -> bool:
+        if negotiator._rank == 2 and negotiator._deliver is ignore:
             over.wait()
-        return hear(negotiator, rank, line)
+        return hear(negotiator, rank, connection)
 
-    def deaf(response: Response) -> None:
+    def ignore(response: Response) -> None:
         pass
 
     monkeypatch.setattr(Negotiator, "_hear", stopped)
 
+    monkeypatch.setattr(line, "_LONGEST_S", 1.0)
+
     def body(engine: Engine) -> str:
-        with runtime_of(engine, SHORT_S) as runtime:
+        with runtime_of(engine) as runtime:
             number = runtime.add_set([0, 1])
             if engine.rank == 2:
-                runtime._negotiator._deliver = deaf
+                runtime._negotiator._deliver = ignore
                 over.wait()
                 return ""
             try:
