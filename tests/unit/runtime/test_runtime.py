@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,9 +13,7 @@ import torch
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import run_ranks
 from hvd_compress.errors import CommunicationError, ConfigError, UsageError
-from hvd_compress.runtime import line
 from hvd_compress.runtime.executor import Entry, Executor
-from hvd_compress.runtime.negotiator import GONE, Negotiator
 from hvd_compress.runtime.reduce import scale
 from hvd_compress.runtime.request import (
     ALLGATHER,
@@ -302,47 +299,6 @@ def test_who_leaves_is_named(leaves: int) -> None:
 
     found = [words for words in run_ranks(3, body) if words]
     assert found == [f"allreduce of 'x': rank {leaves} has shut down"] * 2
-
-
-def fill(runtime: Runtime, members: int) -> None:
-    """Ask for tensors whose names have many bytes, again and again."""
-    for step in itertools.count():
-        run(runtime, ALLREDUCE, f"{step} of {'many ' * 10_000}", torch.ones(1), op=SUM, members=members)
-
-
-def test_a_rank_that_takes_no_answers_is_an_error_on_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is stopped, and in no process set of what the others do: its connection fills up."""
-    over = threading.Event()
-    hear = Negotiator._hear
-
-    def stopped(negotiator: Negotiator, rank: int, connection: Any) -> bool:
-        if negotiator._rank == 2 and negotiator._deliver is ignore:
-            over.wait()
-        return hear(negotiator, rank, connection)
-
-    def ignore(response: Response) -> None:
-        pass
-
-    monkeypatch.setattr(Negotiator, "_hear", stopped)
-
-    monkeypatch.setattr(line, "_LONGEST_S", 1.0)
-
-    def body(engine: Engine) -> str:
-        with runtime_of(engine) as runtime:
-            number = runtime.add_set([0, 1])
-            if engine.rank == 2:
-                runtime._negotiator._deliver = ignore
-                over.wait()
-                return ""
-            try:
-                with pytest.raises(CommunicationError) as caught:
-                    fill(runtime, number)
-            finally:
-                over.set()
-            return str(caught.value)
-
-    told = run_ranks(3, body)
-    assert [words for words in told if words] == [f"rank 2 {GONE}"] * 2
 
 
 def test_after_it_is_closed_nothing_is_submitted() -> None:
