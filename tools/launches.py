@@ -101,7 +101,7 @@ def main() -> None:
             Launch(horovodrun, 2, FIRST, BY_LAUNCH),
             Launch(horovodrun, 2, REST, [f"{FOLDER}/test_broadcasts.py"]),
             Launch(mpirun, 2, FIRST, OF_OURS, OURS),
-            Launch(["torchrun"], 2, FIRST, OF_OURS, OURS),
+            Launch(["torchrun", "--standalone"], 2, FIRST, OF_OURS, OURS),
         ],
     }
     progress.adopt_orphans()

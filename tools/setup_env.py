@@ -126,7 +126,11 @@ def _install_horovod() -> None:
         sys.exit(code)
     if code == STEP_FAILED:
         _pip_uninstall_horovod()
-        print("Horovod does not build here, for the reason above: all goes on without it", flush=True)
+        print(
+            "Horovod does not build here, as the error above says: continuing without it. `rm .venv/ready` and make "
+            "setup try again; HVD_COMPRESS_HOROVOD=0 leaves it out at once",
+            flush=True,
+        )
 
 
 def _leaves_horovod_out() -> bool:

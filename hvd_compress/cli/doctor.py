@@ -156,7 +156,7 @@ def front_ends(results: Mapping[str, Result]) -> list[FrontEnd]:
 
 def _drop_in(found: Result) -> FrontEnd:
     """Where Horovod is missing, another runtime stands for it; one that is broken should be built again."""
-    end = _end("Horovod's optimizer", "hvd_compress.torch", found, HOROVOD)
+    end = _end("Horovod's optimizer", "hvd_compress.torch", found, HOROVOD if "Horovod" in found.error else "")
     return replace(end, remedy=HOROVOD) if "does not work" in end.detail else end
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 import click
 
+from hvd_compress.cli.trials import find_mpirun
 from hvd_compress.errors import ConfigError, UnsupportedError
 
 OPEN_MPI = "Open MPI"
@@ -30,6 +32,7 @@ PASSED_ON = ("HOROVOD_", "HVD_COMPRESS_", "NCCL_", "GLOO_", "OMP_", "PATH", "PYT
 def command(ranks: int, hosts: str, program: Sequence[str]) -> None:
     words = launch_line(ranks, parsed(hosts), program, os.environ, by_mpi=_has_mpi())
     click.echo(shlex.join(words), err=True)
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
     os.execvp(words[0], words)
 
 
@@ -60,10 +63,13 @@ def launch_line(
         UnsupportedError: torchrun, which must be started on each host by itself. The message has the commands.
     """
     if hosts and sum(hosts.values()) < ranks:
-        raise ConfigError(f"-np {ranks} asks for more ranks than the hosts have, {sum(hosts.values())}: see -H")
+        raise ConfigError(
+            f"-np {ranks} needs {ranks} slots, and -H names {sum(hosts.values())}: name more, or lower -np"
+        )
     if not by_mpi:
         return _by_torchrun(ranks, hosts, program)
     words = ["mpirun", "-np", str(ranks), "--bind-to", "none", "--map-by", "slot" if hosts else ":OVERSUBSCRIBE"]
+    words += ["--allow-run-as-root"] if os.geteuid() == 0 else []  # as horovodrun
     if hosts:
         names = sorted(name for name in environment if name.startswith(PASSED_ON))
         words += ["-H", ",".join(f"{host}:{count}" for host, count in hosts.items())]
@@ -72,11 +78,12 @@ def launch_line(
 
 
 def _by_torchrun(ranks: int, hosts: Mapping[str, int], program: Sequence[str]) -> list[str]:
-    if len(hosts) <= 1:
+    if not hosts or list(hosts) == ["localhost"]:
         return ["torchrun", "--standalone", "--nproc-per-node", str(ranks), "--no-python", *program]
     if len(set(hosts.values())) > 1 or sum(hosts.values()) != ranks:
         raise UnsupportedError(
-            "torchrun starts as many ranks on each host: give them equal numbers, or install Open MPI and mpi4py"
+            f"torchrun starts as many ranks on each host, and -H names {list(hosts.values())} of -np {ranks}: give "
+            "them equal numbers, or install Open MPI and mpi4py"
         )
     first = next(iter(hosts))
     alike = ["--master-addr", first, "--master-port", str(PORT), "--no-python", *program]
@@ -92,6 +99,7 @@ def _by_torchrun(ranks: int, hosts: Mapping[str, int], program: Sequence[str]) -
 
 def _has_mpi() -> bool:
     """Whether mpirun is Open MPI's, and ranks can meet over it."""
-    if shutil.which("mpirun") is None or not (find_spec("mpi4py") or find_spec("horovod")):
+    mpirun = find_mpirun()
+    if mpirun is None or find_spec("mpi4py") is None:
         return False
-    return OPEN_MPI in subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
+    return OPEN_MPI in subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout

@@ -44,12 +44,13 @@ class Engines(NamedTuple):
 
 
 def connect(name: str) -> Engine:
-    """Over torch.distributed where the program has initialised it, else over Horovod."""
+    """Over torch.distributed where the program has initialised it, else over what hvd_compress.torch stands on."""
     from hvd_compress.engines.select import choose_engine, choose_torch_engine
+    from hvd_compress.frontends.horovod.whose import hvd
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return choose_torch_engine(name).control
-    return choose_engine(name).control
+    return choose_engine(name, api=hvd).control
 
 
 def agree(engine: Engine, offer: dict[str, Any]) -> None:

@@ -21,6 +21,8 @@ _OPEN_MPI = {
 
 _LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
 """Set for each process by mpirun of Open MPI, by that of MPICH and its kin, by srun with PMIx, by Intel's."""
+SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+"""Where mpirun, horovodrun, torchrun and srun say how many ranks there are."""
 
 
 def prepare() -> None:

@@ -44,23 +44,27 @@ class _Groups:
         self._last_key: str | None = None
 
     def meet(self, timeout: timedelta, offer: Offer) -> list[Offer]:
-        """Return what all ranks have said, over the job's store. Collective."""
+        """Return what all ranks have said, over the job's store. Collective.
+
+        From now on torch counts groups alike on all of them: some may have made groups without the others.
+        """
         store, own = dist.distributed_c10d._get_default_store(), dist.get_rank()
         # Counted in the store, as that may be older than these pools.
         turn = (store.add(self._prefix, 1) - 1) // len(self._ranks)
         keys = {rank: f"{self._prefix}/{turn}/{rank}" for rank in self._ranks}
-        store.set(keys[own], json.dumps(offer))
+        store.set(keys[own], json.dumps([offer, dist.distributed_c10d._world.group_count]))
         try:
             store.wait(list(keys.values()), timeout)
         except RuntimeError as error:
             store.delete_key(keys[own])
             store.add(self._prefix, -1)
             raise _not_come(self._ranks, error) from error
-        offers = [json.loads(store.get(key)) for key in keys.values()]
+        said = [json.loads(store.get(key)) for key in keys.values()]
+        dist.distributed_c10d._world.group_count = max(count for _, count in said)
         if self._last_key is not None:
             store.delete_key(self._last_key)  # all have read it, since all are here
         self._last_key = keys[own]
-        return offers
+        return [each for each, _ in said]
 
 
 _of_job: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[tuple[int, ...], str], _Groups]]

@@ -68,7 +68,9 @@ def agree_on_engine(
     raise UnsupportedError(f"engine {name!r} cannot be used ({words}){remedy}")
 
 
-def choose_engine(name: str = "auto", process_set: Any = None, api: Any = None) -> Engine:
+def choose_engine(
+    name: str = "auto", process_set: Any = None, api: Any = None, timeout_s: float | None = None
+) -> Engine:
     """Return the engine `name` over a process set of Horovod's API (default: all ranks). Collective over its members.
 
     "auto" takes MPI where the job was started by mpirun and every member can use it, else Horovod; without Horovod,
@@ -76,6 +78,7 @@ def choose_engine(name: str = "auto", process_set: Any = None, api: Any = None) 
 
     Args:
         api: a module that has the names of horovod.torch, by default that itself.
+        timeout_s: how long a collective of torch.distributed may take, by default torch's own limit.
 
     Raises as `agree_on_engine` does, and as HorovodEngine does.
     """
@@ -85,7 +88,8 @@ def choose_engine(name: str = "auto", process_set: Any = None, api: Any = None) 
     # MPI is of no use to a process that was not launched for it, though it may have it where it asks by name.
     alone = bootstrap.job_size == 1 and not launched_by_mpi()
     others = ("mpi",) if bootstrap.is_horovods else ("mpi", "torch")
-    return agree_on_engine(name, bootstrap, ("horovod",) if alone else (*others, "horovod"))
+    specs = [torch_spec(timeout_s=timeout_s) if each.name == "torch" else each for each in SPECS]
+    return agree_on_engine(name, bootstrap, ("horovod",) if alone else (*others, "horovod"), specs)
 
 
 def choose_torch_engine(

@@ -6,8 +6,7 @@ import os
 
 from torch import distributed as dist
 
-SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-"""Where mpirun, horovodrun, torchrun and srun say how many ranks there are."""
+from hvd_compress.engines.mpi_environment import SIZES
 
 
 def has_several_ranks() -> bool:

@@ -133,12 +133,12 @@ def _reduce(
     grouped: bool = False,
 ) -> int:
     if average is not None and op is not None:
-        raise ConfigError("average and op say the same: leave average")
+        raise ConfigError("average and op say the same: leave average out")
     chosen = op if op is not None else Average if average in (None, True) else Sum
     if chosen == Adasum and (process_set.process_set_id or size() & (size() - 1)):
-        raise UnsupportedError(f"Adasum takes all ranks of the job, a power of two, not {len(members(process_set))}")
-    if chosen not in (Average, Sum) and any(tensor.is_complex() for tensor in tensors):
-        raise ConfigError(f"complex numbers have no {OPS[chosen]}: take hvd.Average or hvd.Sum")
+        raise UnsupportedError(
+            f"Adasum takes all ranks of the job, a power of two: take hvd.Average for {len(members(process_set))}"
+        )
     finish = results_at(tensors, not grouped) if outputs is None else results_into(outputs, not grouped)
     fields = reduction(chosen, before, after, ALLREDUCE)
     return submit(ALLREDUCE, tensors, name, process_set, finish, outputs=outputs, **fields)
@@ -148,5 +148,5 @@ def reduction(op: int, before: float, after: float, verb: str) -> dict[str, Any]
     if op == Adasum and verb != ALLREDUCE:
         raise UnsupportedError(f"Adasum combines whole tensors, and {verb} has none")
     if op not in range(len(OPS)):
-        raise ConfigError(f"op = {op!r} is no operation of {verb}: take hvd.Average, hvd.Sum, hvd.Min, hvd.Max")
+        raise ConfigError(f"op = {op!r} is no operation of {verb}: take hvd.Average, Sum, Min, Max, Product or Adasum")
     return {"op": OPS[op], "before": float(before), "after": float(after)}

@@ -211,7 +211,7 @@ class Coordinator:
         return Response((first,), sizes=sizes, last=number, absent=tuple(rank for rank in members if rank not in asked))
 
     def _remove_set(self, number: int) -> None:
-        del self._sets[number]
+        self._sets.pop(number, None)
         of_set = {key: waiting.asked for key, waiting in self._waiting.items()} | self._complete
         for key in [key for key in of_set if key[0] == number]:
             self._waiting.pop(key, None)

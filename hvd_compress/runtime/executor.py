@@ -61,10 +61,11 @@ class Executor:
 
     Args:
         engine: over all ranks; others are split from it.
+        fusion_bytes: so much memory for what is moved as one is kept, of each dtype.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.rank = engine.rank
+    def __init__(self, engine: Engine, fusion_bytes: int) -> None:
+        self.rank, self._fusion_bytes = engine.rank, fusion_bytes
         self._engines: dict[int, Engine] = {0: engine}
         self._memory: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}  # for what is moved as one
 
@@ -142,10 +143,13 @@ class Executor:
 
     def _fused(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return memory for all of them, which is kept: new memory costs as much as what moves (page faults)."""
-        numel, dtype = sum(tensor.numel() for tensor in tensors), tensors[0].dtype
-        key = dtype, tensors[0].device
+        numel, first = sum(tensor.numel() for tensor in tensors), tensors[0]
+        key = first.dtype, first.device
+        if numel * first.itemsize > self._fusion_bytes:  # a group, whatever its size
+            return first.new_empty(numel)
         if key not in self._memory or self._memory[key].numel() < numel:
-            self._memory[key] = torch.empty(numel, dtype=dtype, device=key[1])
+            self._memory.pop(key, None)
+            self._memory[key] = first.new_empty(numel)
         return self._memory[key][:numel]
 
     def _allgather(self, engine: Engine, response: Response, own: Entry) -> None:

@@ -42,8 +42,13 @@ def submit(
     """
     own = world()
     number = process_set.process_set_id
-    if number is None or not process_set.included():
-        raise ConfigError(f"rank {own.engine.rank} cannot take part in {verb} over {process_set}")
+    if number is None:
+        raise ConfigError(f"{process_set} is not registered: pass it to hvd.init() or hvd.add_process_set()")
+    if not process_set.included():
+        raise ConfigError(
+            f"rank {own.engine.rank} is not in the process set of ranks {process_set.ranks}: call {verb} where "
+            "process_set.included() alone"
+        )
     whole = own.unnamed(f"{verb}.{number}" if number else verb) if name is None else f"{verb}.{name}"
     one = len(tensors) == 1
     entries = [
@@ -65,8 +70,13 @@ def submit(
 def _entry(request: Request, tensor: torch.Tensor, output: torch.Tensor | None) -> Entry:
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
         layout = getattr(tensor, "layout", "")
-        raise ConfigError(f"{request.verb} takes dense tensors, not {type(tensor).__name__} {layout}")
+        raise ConfigError(
+            f"{request.verb} takes dense tensors, not {type(tensor).__name__} {layout}: pass tensor.to_dense(), or "
+            "call hvd.sparse_allreduce_async()"
+        )
     dtype = str(tensor.dtype).removeprefix("torch.")
+    if request.op and (dtype.startswith("float8") or (tensor.is_complex() and request.op not in (AVERAGE, SUM))):
+        raise ConfigError(f"{request.verb} of {dtype} has no {request.op}: take hvd.Average or hvd.Sum of float32")
     given = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     if output is not None:  # `finish` writes to those of a GPU, and of inference mode, in the caller's thread
         _require_writable(request.verb, output)
@@ -83,7 +93,7 @@ def _require_writable(verb: str, output: torch.Tensor) -> None:
 def poll(handle: int) -> bool:
     """Return whether synchronize() would not wait. Raises ConfigError for what is no handle."""
     if handle not in _on_their_way:
-        raise ConfigError(f"{handle!r} is no handle of a tensor on its way")
+        raise ConfigError(f"{handle!r} is no handle of a tensor on its way: synchronize() may have returned it already")
     return all(entry.done.is_set() for entry in _on_their_way[handle][0])
 
 
@@ -98,6 +108,12 @@ def synchronize(handle: Any) -> Any:
         return handle()
     entries, finish = _on_their_way.pop(handle, ((), lambda _: None))
     return finish([world().runtime.wait(entry) for entry in entries])
+
+
+def drop(handle: Any) -> None:
+    """Forget a handle: nobody will wait for it. The collective takes place all the same."""
+    if not callable(handle):
+        _on_their_way.pop(handle, None)
 
 
 def join(device: int = -1) -> int:

@@ -25,7 +25,7 @@ _TOKEN_BYTES = 32
 _HANDSHAKE_S = 3.0
 """So long one address, and one caller, may take: others may answer."""
 _PAUSE_S = 0.1
-_LONGEST_S = 1e6
+_LONGEST_S = 1e6  # of what a socket takes
 
 
 def connect(engine: Engine, timeout_s: float) -> dict[int, Connection]:

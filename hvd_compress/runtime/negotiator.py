@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
@@ -91,7 +92,7 @@ class Negotiator:
     def close(self) -> None:
         """Leave: what others ask for from now on fails where this rank would have to take part.
 
-        What was answered before is delivered: rank 0 says "bye" behind it.
+        What was answered before is delivered: rank 0 says "bye" after it.
         """
         with self._lock:
             if self._left_itself:
@@ -151,7 +152,9 @@ class Negotiator:
         if self._coordinator is not None:
             self._look_at_time(now)
         elif now - self._heard_at > self._timeout_s + LOOK_S:
-            self._lost(f"rank 0 is silent since {self._timeout_s + LOOK_S:g} s: it is stopped, or cannot be reached")
+            self._lost(
+                f"rank 0 has been silent for {self._timeout_s + LOOK_S:g} s: it is stopped, or cannot be reached"
+            )
             return False
         return True
 
@@ -233,10 +236,11 @@ class Negotiator:
             self._coordinator.give_up(now, self._timeout_s)
             self._answer()
         for request, missing, seconds in late:
-            warn_caller(
-                f"{request.verb} of {request.name!r} waits since {seconds:.0f} s for ranks {missing}, which have not "
-                "submitted it: they may have taken another branch, or be slow"
-            )
+            with suppress(Warning):  # that are errors, by python -W: not this thread's end
+                warn_caller(
+                    f"{request.verb} of {request.name!r} has waited {seconds:.0f} s for ranks {missing}: they may have "
+                    f"taken another branch, or be slow; it fails after {self._timeout_s:g} s"
+                )
 
 
 def _try_to_send(line: Connection, message: bytes) -> None:

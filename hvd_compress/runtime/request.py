@@ -54,7 +54,8 @@ class Request(NamedTuple):
         words = f"{self.verb} of {self.dtype} {list(self.shape)}" if self.dtype or self.shape else self.verb
         words += f" by {self.op}" if self.op else ""
         words += f" from rank {self.root}" if self.verb == BROADCAST else ""
-        return words + (f" times {self.before:g} and {self.after:g}" if (self.before, self.after) != (1, 1) else "")
+        words += f" times {self.before:.12g} and {self.after:.12g}" if (self.before, self.after) != (1, 1) else ""
+        return words + (f" in a group of {self.group[1]}" if self.group[1] > 1 else "")
 
 
 class Response(NamedTuple):

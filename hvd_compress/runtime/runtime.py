@@ -39,7 +39,7 @@ class Runtime:
         self._rank, self._timeout_s = engine.rank, timeout_s
         self._moves: Request | None = None  # now, perhaps the first of several
         self._since = 0.0  # when that has begun
-        self._executor = Executor(engine)
+        self._executor = Executor(engine, fusion_bytes)
         self._answers: SimpleQueue[Response | None] = SimpleQueue()
         self._negotiator = Negotiator(engine, fusion_bytes, timeout_s, self._answers.put, self._lose)
         self._thread = threading.Thread(target=self._move_all, name="hvd-compress-runtime", daemon=True)
@@ -117,7 +117,10 @@ class Runtime:
         """Leave. What is in flight ends with an error; so does what other ranks ask of this one later."""
         self._negotiator.close()
         self._answers.put(None)
-        self._thread.join(None if self._lost is None else _PATIENCE_S)  # what is stuck may never end
+        self._thread.join(self._timeout_s if self._lost is None else _PATIENCE_S)
+        if self._thread.is_alive() and self._lost is None:  # what is stuck may never end
+            self._lose(f"rank {self._rank}: what moved did not end within {self._timeout_s:g} s of shutdown()")
+            self._thread.join(_PATIENCE_S)
         self._fail(UsageError("this rank has shut down"))
         self._executor.close()
 
@@ -130,7 +133,7 @@ class Runtime:
     def _move_all(self) -> None:
         while (response := self._answers.get()) is not None:
             self._carry_out(response)
-            self._moves = None
+            self._moves, self._moving = None, ()
             self._negotiator.finished()
 
     def _carry_out(self, response: Response) -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from datetime import timedelta
 from importlib.util import find_spec
 
-import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessWorld
-from hvd_compress.engines.mpi_environment import launched_by_mpi, prepare
+from hvd_compress.engines.mpi_environment import SIZES, launched_by_mpi, prepare
 from hvd_compress.errors import UsageError
 
+_made = itertools.count()
 _OF_TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
 def start(timeout_s: float) -> tuple[Engine, Callable[[], None]]:
@@ -31,21 +32,36 @@ def start(timeout_s: float) -> tuple[Engine, Callable[[], None]]:
     if dist.is_available() and dist.is_initialized():
         return _over_torch(timeout_s), lambda: None
     if all(variable in os.environ for variable in _OF_TORCH):
-        backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-        dist.init_process_group(backends, timeout=timedelta(seconds=timeout_s))
-        return _over_torch(timeout_s), dist.destroy_process_group
+        made = _process_group(timedelta(seconds=timeout_s))
+        return _over_torch(timeout_s), lambda: dist.destroy_process_group() if dist.group.WORLD is made else None
     if launched_by_mpi() and find_spec("mpi4py") is not None:
         prepare()
         from hvd_compress.engines.mpi import MpiEngine
 
-        return MpiEngine(), lambda: None
-    started = next((os.environ[variable] for variable in _SIZES if variable in os.environ), "1")
-    if started != "1":
-        raise UsageError(
-            f"a launcher has started {started} processes, which cannot meet: pip install mpi4py, or launch with "
-            "torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each"
-        )
+        engine: Engine = MpiEngine()
+        _require_all(engine.world_size)
+        return engine, lambda: None
+    _require_all(1)
     return InProcessWorld(1).engine(0), lambda: None
+
+
+def _require_all(seen: int) -> None:
+    """Else each process would train by itself."""
+    started = next((os.environ[variable] for variable in SIZES if variable in os.environ), "1")
+    if seen == 1 and started not in ("", "0", "1"):
+        raise UsageError(
+            f"a launcher has started {started} processes, and this one sees no other: launch with `hvd-compress run "
+            f"-np {started}` or torchrun. By mpirun and srun ranks meet over mpi4py, which must be built for the MPI "
+            "that starts them: pip install 'hvd_compress[mpi]', and srun --mpi=pmix"
+        )
+
+
+def _process_group(timeout: timedelta) -> dist.ProcessGroup | None:
+    """Return a group of all ranks over gloo, under names that earlier ones of this process did not have."""
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    store = dist.distributed_c10d.PrefixStore(f"hvd_compress/{next(_made)}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+    return dist.group.WORLD
 
 
 def _over_torch(timeout_s: float) -> Engine:

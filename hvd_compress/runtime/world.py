@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.leave import at_end
@@ -20,14 +21,14 @@ class World:
 
     Attributes:
         hosts: by rank, the number of its host.
-        sets: by number, the ranks of each process set.
+        sets: the process sets, by number.
     """
 
     runtime: Runtime
     engine: Engine
     end_engine: Callable[[], None]
     hosts: tuple[int, ...]
-    sets: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    sets: dict[int, ProcessSet] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -93,13 +94,12 @@ def world() -> World:
     return _world
 
 
-def init(
-    comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
-) -> None:
+def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
     """Let the ranks of the job meet. Collective over them; a second call does nothing.
 
     Args:
-        comm: ranks of the job, all of which call it with the same; the others make a job of their own.
+        comm: ranks of the job, or a communicator of mpi4py, which all of them call it with; the others make a job of
+            their own.
         process_sets: to add; the same on all ranks. "dynamic" says that some will be added later, which all may.
 
     Raises:
@@ -112,24 +112,36 @@ def init(
         return
     settings = Settings.from_environment()
     engine, end_engine = start(settings.timeout_s)
-    if comm:
-        if not all(isinstance(each, int) and 0 <= each < engine.world_size for each in comm):
-            raise ConfigError(f"init() takes ranks below {engine.world_size}, not {comm!r}")
-        part = engine.split(int(engine.rank in comm))
-        assert part is not None, "each rank has a color"
-        engine = part
-    hosts = engine.locate()
-    _world = World(Runtime(engine, settings.fusion_threshold_bytes, settings.timeout_s), engine, end_engine, hosts)
+    try:
+        engine = _part(engine, comm) if comm else engine
+        hosts = engine.locate()
+        runtime = Runtime(engine, settings.fusion_threshold_bytes, settings.timeout_s)
+    except BaseException:
+        end_engine()
+        raise
+    _world = World(runtime, engine, end_engine, hosts)
     global_process_set.ranks = list(range(engine.world_size))
     _end = at_end(_world.runtime, _world.close)
     for each in process_sets if process_sets and not isinstance(process_sets, str) else ():
         add_process_set(each)
 
 
+def _part(engine: Engine, comm: Any) -> Engine:
+    """Return an engine over those ranks of the job that are in `comm`, or one over the others. Collective over all."""
+    ranks = comm.allgather(engine.rank) if hasattr(comm, "allgather") else comm  # a communicator of mpi4py
+    if not isinstance(ranks, Sequence) or not all(isinstance(r, int) and 0 <= r < engine.world_size for r in ranks):
+        raise ConfigError(f"init() takes ranks below {engine.world_size}, or a communicator, not {comm!r}")
+    part = engine.split(int(engine.rank in ranks))
+    assert part is not None, "each rank has a color"
+    return part
+
+
 def shutdown() -> None:
     """Leave: what other ranks ask of this one from now on is an error there. init() may come again."""
     global _world
     if _world is not None:
+        for made in _world.sets.values():
+            made.process_set_id = None
         _world = None
         _end()
 
@@ -189,12 +201,12 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     own, ranks = world(), tuple(made.ranks or ())
-    if ranks in own.sets.values() or ranks == tuple(range(size())):
+    if any(ranks == tuple(each.ranks or ()) for each in own.sets.values()) or ranks == tuple(range(size())):
         raise ConfigError(f"there is a process set of ranks {list(ranks)} already")
     if not ranks or not all(0 <= each < size() for each in ranks) or len(set(ranks)) < len(ranks):
         raise ConfigError(f"a process set has ranks below {size()}, each once, and one at least, not {list(ranks)}")
     made.process_set_id = own.runtime.add_set(ranks)
-    own.sets[made.process_set_id] = ranks
+    own.sets[made.process_set_id] = made
     return made
 
 

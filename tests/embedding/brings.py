@@ -10,6 +10,7 @@ ALLOWED = {
         "engines.select",
         "engines.torch_timeout",
         "errors",
+        "frontends.horovod.whose",
         "native.module",
         "session.worker",
         "settings",

@@ -48,6 +48,25 @@ def test_a_rank_in_trouble_is_named_on_all_others(launcher: str, misfortune: str
 
 
 @pytest.mark.level2
+@pytest.mark.parametrize(
+    ("launcher", "what", "ranks"),
+    [
+        ("mpirun", "normalises", 2),
+        ("torchrun", "adasum", 2),
+        ("torchrun", "part, then all", 3),
+        ("mpirun", "part, then all", 3),
+    ],
+)
+def test_the_drop_in_without_horovod(launcher: str, what: str, ranks: int) -> None:
+    """And once more after shutdown() and init()."""
+    variables = {"HVD_COMPRESS_RUNTIME": "torch", "HVD_COMPRESS_TIMEOUT_S": "60"}
+    job = launch(launcher, "without_horovod", what, ranks=ranks, **variables)
+    assert job.status == 0, job.output
+    assert len(re.findall(r"\[rank \d\] is done", job.output)) == ranks
+    assert job.survivors == []
+
+
+@pytest.mark.level2
 @pytest.mark.parametrize("compression", ["int4", "topk", "dense"])
 def test_training_has_the_bits_of_a_job_over_horovod(compression: str) -> None:
     """With the same engine, MPI: only what ranks say beside their gradients travels otherwise."""

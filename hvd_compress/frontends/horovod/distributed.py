@@ -89,7 +89,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         with recorded_once(Settings.from_environment(), of_all=not process_set.process_set_id) as settings:
             asked = compression.beside("sgd" if isinstance(optimizer, torch.optim.SGD) else "adam")
             asked = request_of(asked, process_set.size(), settings)
-            connect = partial(_connect, compression.engine, process_set, settings.horovod_niceness)
+            connect = partial(_connect, compression.engine, process_set, settings)
             reducer = Reducer(parameters, asked, connect, options, settings, arrivals=arrivals)
             wrapped = wrap(optimizer, names, reducer, backward_passes_per_step, process_set.rank(), process_set.size())
     if named_parameters is None:
@@ -148,7 +148,8 @@ def _plainly(
 def _require_started() -> None:
     if os.environ.get("HOROVOD_ELASTIC") == "1":
         raise UnsupportedError(
-            "elastic jobs change their ranks, which this version cannot follow: use Compression.none"
+            "elastic jobs change their ranks, which this version cannot follow: take Compression.none, on Horovod's "
+            "runtime (HVD_COMPRESS_RUNTIME=horovod)"
         )
     if not hvd.is_initialized():
         raise UsageError("hvd.init() comes first: without it there are no ranks to train with")
@@ -176,12 +177,12 @@ def _tell_of_two(*_: Any) -> None:
         )
 
 
-def _connect(name: str, process_set: Any, niceness: int) -> Engine:
+def _connect(name: str, process_set: Any, settings: Settings) -> Engine:
     """Choose the engine; where gradients travel among hosts without Horovod's threads, these give way to training."""
-    engine = choose_engine(name, process_set, hvd)
+    engine = choose_engine(name, process_set, hvd, settings.timeout_s)
     engine.locate()
     if not isinstance(engine, HorovodEngine) and engine.among_hosts:
-        give_way(niceness)
+        give_way(settings.horovod_niceness)
     return engine
 
 
@@ -210,8 +211,8 @@ def _warn_if_alone() -> None:
     started = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or "1"
     if started != "1" and hvd.size() == 1:
         warnings.warn(
-            f"the launcher started {started} processes, and Horovod sees one rank: each trains by itself. Launch with "
-            "the mpirun of the MPI that Horovod was built with",
+            f"the launcher started {started} processes, and each sees one rank, itself: launch with the mpirun of the "
+            "MPI that Horovod was built with",
             stacklevel=3,
         )
 

@@ -35,6 +35,8 @@ _OURS = {
 }
 _HOROVODS = {name: getattr(hvd, name, None) for name in _OURS}
 _NAMES = ("horovod", "horovod.torch")
+_PARTS = ("compression", "functions", "mpi_ops", "optimizer", "sync_batch_norm")
+"""Modules of horovod.torch from which programs import its names."""
 
 
 def patch_horovod(drop_in: ModuleType) -> None:
@@ -59,8 +61,14 @@ def patch_horovod(drop_in: ModuleType) -> None:
 
 def _stand_for_horovod(drop_in: ModuleType) -> None:
     if sys.modules.get(_NAMES[1], drop_in) is not drop_in:
-        raise UsageError("horovod.torch is imported already: call patch_horovod() before, or leave it to Horovod")
+        raise UsageError(
+            "horovod.torch was imported before patch_horovod(): call that first in the program, or set "
+            "HVD_COMPRESS_RUNTIME=horovod"
+        )
     package = ModuleType(_NAMES[0], "What stands for Horovod: hvd_compress.torch.")
     package.__spec__, package.__path__ = ModuleSpec(_NAMES[0], None, is_package=True), []
     package.torch = drop_in  # type: ignore[attr-defined]
     sys.modules.update(zip(_NAMES, (package, drop_in), strict=True))
+    for part in _PARTS:
+        sys.modules[f"{_NAMES[1]}.{part}"] = drop_in
+        setattr(drop_in, part, drop_in)

@@ -24,6 +24,7 @@ from hvd_compress.frontends.horovod.whose import hvd
 from hvd_compress.frontends.optimizer import refusals
 from hvd_compress.frontends.optimizer.named_parameters import trainable
 from hvd_compress.frontends.optimizer.watchers import register, replaced
+from hvd_compress.runtime.handles import drop
 from hvd_compress.warned import warn_caller
 
 _Group = tuple[torch.Tensor, ...]
@@ -92,6 +93,8 @@ class PlainOptimizer(torch.optim.Optimizer):
             return
         if isinstance(self, torch.optim.LBFGS):
             raise refusals.several_gradients()
+        if exchange.op == hvd.Adasum and (exchange.process_set.process_set_id or hvd.size() & (hvd.size() - 1)):
+            raise UnsupportedError("op=Adasum takes all ranks of the job, a power of two: take hvd.Average")
         self._groups = _grouped(exchange, watched)
         self._group_of = {parameter: number for number, group in enumerate(self._groups) for parameter in group}
         me = weakref.ref(self)  # a hook must not keep the optimizer alive
@@ -129,16 +132,24 @@ class PlainOptimizer(torch.optim.Optimizer):
         """
         if self._retired:
             raise replaced("synchronize()")
-        if self._exchanges and self._exchange.op != hvd.Adasum:
+        if self._exchanges:
             refusals.require_exchanged(self.param_groups, self._delay, self._parameter_names, type(self).__name__)
-            for number in range(len(self._groups)):
-                if number not in self._begun:
-                    self._begin(number)
-            for number, begun in self._begun.items():
-                for parameter, reduced in zip(self._groups[number], self._exchange.end(*begun), strict=True):
-                    _put(parameter, reduced)
-        self._rest()
+        try:
+            if self._exchanges and self._exchange.op != hvd.Adasum:
+                self._exchange_all()
+        finally:
+            self._rest()
         self._synchronized = True
+
+    def _exchange_all(self) -> None:
+        for number in range(len(self._groups)):
+            if number not in self._begun:
+                self._begin(number)
+        while self._begun:  # what an error leaves in it is waited for by nobody
+            number = next(iter(self._begun))
+            reduced = self._exchange.end(*self._begun.pop(number))
+            for parameter, each in zip(self._groups[number], reduced, strict=True):
+                _put(parameter, each)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -188,8 +199,7 @@ class PlainOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none=set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of an optimizer, distributed or not."""
-        self._require_rest("load_state_dict()")
+        """Load the state of an optimizer, distributed or not. What is on its way is dropped, as by Horovod's."""
         super().load_state_dict(state_dict)
         self._rest()
         self._should_synchronize, self._synchronized = True, False
@@ -199,6 +209,8 @@ class PlainOptimizer(torch.optim.Optimizer):
         raise refusals.parameters_added()
 
     def _rest(self) -> None:
+        for handle, _ in self._begun.values():
+            drop(handle)
         self._begun, self._dirty = {}, False
         self._delay = dict.fromkeys(self._delay, self.backward_passes_per_step)
 

@@ -37,8 +37,8 @@ class SyncBatchNorm(_BatchNorm):
         if self.training and self.track_running_stats:
             self._remember(mean.detach(), variance.detach(), total)
         normal = deviation * torch.rsqrt(variance + self.eps).view(along)
-        if self.affine:
-            normal = normal * self.weight.view(along) + self.bias.view(along)
+        normal = normal if self.weight is None else normal * self.weight.view(along)
+        normal = normal if self.bias is None else normal + self.bias.view(along)
         result: torch.Tensor = normal.to(input.dtype)
         return result
 

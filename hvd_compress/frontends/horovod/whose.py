@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -27,13 +28,23 @@ def _choose() -> tuple[str, str, ModuleType]:
     if asked:
         check_choice(f"{PREFIX}RUNTIME", asked, NAMES)
         return asked, f"{PREFIX}RUNTIME={asked}", _imported(asked)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return "torch", "torchrun has started this process, by which Horovod's ranks cannot meet", _imported("torch")
+    before = set(sys.modules)
     try:
         return "horovod", "Horovod is installed", _imported("horovod")
     except MissingPackageError as error:
         cause = error.__cause__
         if isinstance(cause, ModuleNotFoundError) and cause.name == "horovod":
             return "torch", "Horovod is not installed", _imported("torch")
-        warn_caller(f"{error}. hvd_compress.torch goes on without it; {PREFIX}RUNTIME=torch says so without a warning")
+        for name in sorted(sys.modules.keys() - before):  # a part of it may have been imported
+            if name.partition(".")[0] == "horovod":
+                del sys.modules[name]
+        why = f"{type(cause).__name__}: {cause}"
+        warn_caller(
+            f"Horovod is installed, and cannot be imported ({why}): hvd_compress.torch uses its own runtime. Build "
+            f"Horovod again with `python tools/install_horovod.py`, or set {PREFIX}RUNTIME=torch to silence this"
+        )
         return "torch", f"Horovod is installed, and does not work: {cause}", _imported("torch")
 
 

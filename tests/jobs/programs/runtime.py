@@ -59,6 +59,16 @@ def every_collective() -> None:
         partial = hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=evens)
         assert partial.item() == evens.size()
     assert hvd.remove_process_set(evens)
+    gathered = hvd.grouped_allgather([ones[:1] * rank, ones.int()])
+    assert [len(each) for each in gathered] == [size, size * len(ones)]
+    scattered = hvd.grouped_reducescatter([torch.arange(2.0 * size), torch.ones(size, 2)], op=hvd.Sum)
+    assert [each.shape[0] for each in scattered] == [2, 1]
+    assert (hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()) == (rank, size, 0, 1)
+    assert hvd.is_homogeneous()
+    handle = hvd.allreduce_async(ones)
+    while not hvd.poll(handle):
+        time.sleep(0.001)
+    assert hvd.synchronize(handle).tolist() == ones.tolist()
     for _ in range(rank):
         hvd.allreduce(torch.ones(2), op=hvd.Sum)
     assert hvd.join() == size - 1

@@ -8,11 +8,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from urllib.error import HTTPError, URLError
 
 import pytest
-from horovod.runner.http.http_server import RendezvousServer
 
 from hvd_compress.engines import rendezvous_arrivals
 from hvd_compress.engines.arrivals import Arrivals, describe, group_number
 from hvd_compress.engines.rendezvous_arrivals import RendezvousArrivals, rendezvous_url
+
+RendezvousServer = pytest.importorskip("horovod.runner.http.http_server").RendezvousServer
 
 
 @pytest.fixture(autouse=True)

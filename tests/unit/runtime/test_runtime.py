@@ -249,7 +249,7 @@ def test_who_does_not_come_is_named_and_gets_the_error_when_it_comes() -> None:
             all_know.wait()
             return str(caught.value)
 
-    with pytest.warns(UserWarning, match=r"allreduce of 'x' waits since \d s for ranks \[1\]"):
+    with pytest.warns(UserWarning, match=r"allreduce of 'x' has waited \d s for ranks \[1\]"):
         first, late, third = run_ranks(3, ranks)
     assert first == third == "allreduce of 'x': rank 1 did not submit it within 3 s, as ranks 0, 2 did"
     assert late == "other ranks gave it up: rank 1 did not submit it within 3 s"
