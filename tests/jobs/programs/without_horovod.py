@@ -9,7 +9,6 @@ import os
 import sys
 from pathlib import Path
 
-import quick_start  # noqa: F401
 import torch
 
 import hvd_compress.torch as hvd
