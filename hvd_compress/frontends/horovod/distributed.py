@@ -211,7 +211,7 @@ def _warn_if_alone() -> None:
     started = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE") or "1"
     if started != "1" and hvd.size() == 1:
         warnings.warn(
-            f"the launcher started {started} processes, and each sees one rank, itself: launch with the mpirun of the "
+            f"the launcher started {started} processes, and each trains by itself: launch with the mpirun of the "
             "MPI that Horovod was built with",
             stacklevel=3,
         )
