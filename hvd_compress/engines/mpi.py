@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from hvd_compress.engines.mpi_library import MPI
 from hvd_compress.engines.mpi_shutdown import watch
 from hvd_compress.engines.pairwise import PairwiseEngine
 from hvd_compress.engines.pool import Offer, Pool
-from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
 
 __all__ = ["MpiEngine", "forcible_algorithms"]
 
@@ -51,6 +52,7 @@ _pools: dict[tuple[int, ...], Pool[_Communicators]] = {}
 """By the ranks in COMM_WORLD."""
 _meetings: dict[tuple[int, ...], MPI.Intracomm] = {}
 """By the same: where they agree on what a pool lends. Made when there is something to lend."""
+_LOOK_S = 0.002
 
 
 class MpiEngine(PairwiseEngine):
@@ -193,6 +195,22 @@ class MpiEngine(PairwiseEngine):
     def abandon(self) -> None:
         self._spoil()
         fail_at_exit(_abort)
+
+
+def await_all(timeout_s: float) -> None:
+    """Return when all ranks of the job have called this; MPI itself would wait without a limit.
+
+    Raises CommunicationError where some have not after timeout_s: the job ends with this process.
+    """
+    met, end = MPI.COMM_WORLD.Ibarrier(), time.monotonic() + timeout_s
+    while not met.Test():
+        if time.monotonic() > end:
+            fail_at_exit(_abort)
+            raise CommunicationError(
+                f"rank {MPI.COMM_WORLD.rank}: not all {MPI.COMM_WORLD.size} ranks have called init() within "
+                f"{timeout_s:g} s: some have ended, have called shutdown() earlier, or take another branch"
+            )
+        time.sleep(_LOOK_S)
 
 
 def _abort() -> None:

@@ -86,8 +86,12 @@ class Coordinator:
         for key, asked in list(self._complete.items()):
             if rank in self._sets[key[0]]:
                 del self._complete[key]
-                self._refuse(key, asked, f"rank {rank} {why}", True)
+                self._refuse(key, asked, f"rank {rank} {why}", missing=True)
         self._look_at_all()
+
+    def first_gone(self) -> str:
+        """Say who was the first to leave, and how; "" before any has."""
+        return next((f"rank {rank} {why}" for rank, why in self._gone.items()), "")
 
     def take(self) -> list[Response]:
         """Return what is to be done now, in order, fused."""
@@ -131,7 +135,7 @@ class Coordinator:
             missing = self._missing(key[0], waiting)
             words = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
             why = f"{words} did not submit it within {after_s:g} s, as {_listed(waiting.asked)} did"
-            self._refuse(key, self._waiting.pop(key).asked, why, True)
+            self._refuse(key, self._waiting.pop(key).asked, why, missing=True, silent=True)
             for rank in missing:
                 self._late[rank, key] = f"other ranks gave it up: {words} did not submit it within {after_s:g} s"
 
@@ -150,7 +154,7 @@ class Coordinator:
     def _look_at(self, key: _Key) -> None:
         asked, members = self._waiting[key].asked, self._sets.get(key[0])
         outside = [rank for rank in asked if rank not in (members or ())]
-        gone = [rank for rank in members or () if rank in self._gone]
+        gone = [rank for rank in self._gone if rank in (members or ())]  # the first one perhaps the cause of others
         why = ""
         if members is None or outside:
             why = f"process set {key[0]} has no rank {outside[0]}" if members else f"there is no process set {key[0]}"
@@ -160,14 +164,16 @@ class Coordinator:
             return
         del self._waiting[key]
         if why or members is None:
-            self._refuse(key, asked, why, bool(gone))
+            self._refuse(key, asked, why, missing=bool(gone))
         else:
             self._complete[key] = {rank: asked[rank] for rank in members if rank in asked}
 
-    def _refuse(self, key: _Key, asked: Mapping[int, Request], why: str, missing: bool = False) -> None:
+    def _refuse(
+        self, key: _Key, asked: Mapping[int, Request], why: str, *, missing: bool = False, silent: bool = False
+    ) -> None:
         first = _first(asked)
         words = f"{first.verb} of {key[1]!r}: {why}"
-        self._answers.append(Response((first,), words, tuple(sorted(asked)), missing=missing))
+        self._answers.append(Response((first,), words, tuple(sorted(asked)), missing=missing, silent=silent))
 
     def _problem(self, members: Sequence[int], asked: Mapping[int, Request]) -> str:
         """Say what does not fit: both sides of it."""

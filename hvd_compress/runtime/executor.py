@@ -105,11 +105,14 @@ class Executor:
 
     def abort(self, why: str) -> None:
         """End what runs, or else let the process end all the same."""
-        engine = self._engines[0]
-        if engine.capabilities.aborts:
-            engine.abort(why)
+        if self._engines[0].capabilities.aborts:
+            self._engines[0].abort(why)
         else:
-            engine.abandon()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let the process end without waiting for ranks that may be stopped."""
+        self._engines[0].abandon()
 
     def _add_set(self, number: int, ranks: Sequence[int]) -> None:
         world = self._engines[0]

@@ -98,8 +98,9 @@ class Negotiator:
             if self._left_itself:
                 return
             self._left_itself, self._ended = True, self._coordinator is not None
+            message = packed("leave", self._why_it_leaves())
             for line in self._lines.values():
-                _try_to_send(line, packed("leave"))
+                _try_to_send(line, message)
         self._wake()
         self._thread.join(self._timeout_s)
         self._ended = True
@@ -109,6 +110,11 @@ class Negotiator:
             line.close()
         for end in self._pipe:
             os.close(end)
+
+    def _why_it_leaves(self) -> str:
+        """Rank 0 knows of a rank that has left before: the cause, perhaps."""
+        before = self._coordinator.first_gone() if self._coordinator is not None else ""
+        return f"rank {self._rank} has shut down{before and ', after ' + before}"
 
     def _send(self, message: bytes) -> None:
         """To rank 0, which may be gone: the thread that listens notices, and says so."""
@@ -196,7 +202,7 @@ class Negotiator:
             self._lost(said[0])
         elif kind == "leave":
             self._left.add(0)
-            why = "rank 0 has shut down, and no rank goes on without it"
+            why = f"{said[0]}, and no rank goes on without it"
             self._deliver(Response((Request(LEAVE, LEAVE),), why, missing=True))  # after what was answered before
         return kind in ("do", "alive")
 

@@ -68,6 +68,7 @@ class Response(NamedTuple):
         sizes: of an all-gather, by member, the rows of its tensor; of an all-to-all, by member, its splits.
         absent: members that have joined, and take part with zeros.
         missing: the error is that a rank did not come.
+        silent: it has not left either, as far as anybody knows: it may be stopped.
         last: of JOIN: the rank that joined last; of ADD_SET: the number of the new one.
     """
 
@@ -78,6 +79,7 @@ class Response(NamedTuple):
     absent: tuple[int, ...] = ()
     missing: bool = False
     last: int = -1
+    silent: bool = False
 
 
 def _tuples(field: Any) -> Any:

@@ -39,6 +39,7 @@ class Runtime:
         self._rank, self._timeout_s = engine.rank, timeout_s
         self._moves: Request | None = None  # now, perhaps the first of several
         self._since = 0.0  # when that has begun
+        self._silent = False  # ranks were waited for in vain, and all have exchanged nothing since
         self._executor = Executor(engine, fusion_bytes)
         self._answers: SimpleQueue[Response | None] = SimpleQueue()
         self._negotiator = Negotiator(engine, fusion_bytes, timeout_s, self._answers.put, self._lose)
@@ -54,7 +55,7 @@ class Runtime:
             UsageError: after close().
         """
         with self._lock:
-            self._require_open()
+            self._require_open(entries[0])
             keys = [(entry.request.members, entry.request.name) for entry in entries]
             for number, key in enumerate(keys):
                 if key in self._entries or key in keys[:number]:
@@ -79,9 +80,9 @@ class Runtime:
         while not entry.done.wait(self._timeout_s):
             moved, since = self._moves, self._since
             if moved is not None and time.monotonic() - since > self._timeout_s:
-                words = f"{moved.describe()}, {moved.name!r}"
                 self._lose(
-                    f"rank {self._rank}: {words} did not end within {self._timeout_s:g} s: a rank is stopped, or gone"
+                    f"rank {self._rank} has waited {self._timeout_s:g} s for {moved.verb} of {moved.name!r} to end: a "
+                    "rank is stopped, or gone"
                 )
         if entry.error is not None:
             raise entry.error
@@ -90,10 +91,11 @@ class Runtime:
     def join(self) -> int:
         """Take part with zeros until all ranks have joined; return the one that came last. Others go on meanwhile."""
         with self._lock:
-            self._require_open()
+            entry = Entry(Request(JOIN, JOIN))
+            self._require_open(entry)
             if self._joining is not None:
                 raise UsageError("this rank has joined already, and waits for the others")
-            entry = self._joining = Entry(Request(JOIN, JOIN))
+            self._joining = entry
             self._negotiator.join()
         last = self.wait(entry)
         assert isinstance(last, int)
@@ -121,14 +123,16 @@ class Runtime:
         if self._thread.is_alive() and self._lost is None:  # what is stuck may never end
             self._lose(f"rank {self._rank}: what moved did not end within {self._timeout_s:g} s of shutdown()")
             self._thread.join(_PATIENCE_S)
-        self._fail(UsageError("this rank has shut down"))
+        self._fail(UsageError, "this rank has shut down")
+        if self._silent:  # the end of the process would wait for a rank that is stopped
+            self._executor.abandon()
         self._executor.close()
 
-    def _require_open(self) -> None:
+    def _require_open(self, entry: Entry) -> None:
         if self._lost is not None:
-            raise CommunicationError(self._lost)
+            raise _named(CommunicationError, entry, self._lost)
         if not self._thread.is_alive():
-            raise UsageError("this rank has shut down: call init() first")
+            raise _named(UsageError, entry, "this rank has shut down: call init() first")
 
     def _move_all(self) -> None:
         while (response := self._answers.get()) is not None:
@@ -142,7 +146,7 @@ class Runtime:
             return
         if response.requests[0].verb == LEAVE:
             self._lost = self._lost or response.error  # nothing moves, so nothing is aborted
-            self._fail(CommunicationError(response.error))
+            self._fail(CommunicationError, response.error)
             return
         with self._lock:
             keys = [(request.members, request.name) for request in response.requests]
@@ -150,15 +154,17 @@ class Runtime:
             self._moving = tuple(found.values())
             self._moves, self._since = response.requests[0], time.monotonic()
         if response.error:
+            self._silent = self._silent or (response.silent and bool(found))
             for entry in found.values():
                 entry.end(_error_of(response))
         elif self._lost is not None:  # what others would get without this rank's part is wrong
             for entry in found.values():
-                entry.end(CommunicationError(self._lost))
+                entry.end(_named(CommunicationError, entry, self._lost))
         elif self._executor.takes_part(response):
             error: Exception | None = None
             try:
                 self._executor.run(response, found)
+                self._silent = self._silent and response.requests[0].members != 0
             except Exception as raised:
                 error = CommunicationError(f"{response.requests[0].describe()} {list(found)} failed: {raised}")
                 error.__cause__ = raised
@@ -180,15 +186,20 @@ class Runtime:
     def _lose(self, why: str) -> None:
         """Nothing can be exchanged any more: say so to all who wait, and to all who come."""
         self._lost = self._lost or why
-        self._fail(CommunicationError(why))  # first: what is aborted fails in words of its own
+        self._fail(CommunicationError, why)  # first: what is aborted fails in words of its own
         self._executor.abort(why)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, kind: type[Exception], why: str) -> None:
         with self._lock:
             entries, self._entries = [*self._moving, *self._entries.values()], {}
             joining, self._joining = self._joining, None
         for entry in entries if joining is None else [*entries, joining]:
-            entry.end(error)
+            entry.end(_named(kind, entry, why))
+
+
+def _named(kind: type[Exception], entry: Entry, why: str) -> Exception:
+    verb, name = entry.request[:2]
+    return kind(f"{verb}: {why}" if verb == name else f"{verb} of {name!r}: {why}")  # join has no name
 
 
 def _error_of(response: Response) -> Exception:

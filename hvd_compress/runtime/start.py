@@ -14,7 +14,7 @@ from torch.distributed.rendezvous import rendezvous
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.engines.mpi_environment import SIZES, launched_by_mpi, prepare
-from hvd_compress.errors import UsageError
+from hvd_compress.errors import CommunicationError, UsageError
 
 _made = itertools.count()
 _OF_TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -28,6 +28,7 @@ def start(timeout_s: float) -> tuple[Engine, Callable[[], None]]:
 
     Raises:
         UsageError: a launcher has started several processes, and nothing here can make them meet.
+        CommunicationError: some of them do not come within timeout_s.
     """
     if dist.is_available() and dist.is_initialized():
         return _over_torch(timeout_s), lambda: None
@@ -36,8 +37,9 @@ def start(timeout_s: float) -> tuple[Engine, Callable[[], None]]:
         return _over_torch(timeout_s), lambda: dist.destroy_process_group() if dist.group.WORLD is made else None
     if launched_by_mpi() and find_spec("mpi4py") is not None:
         prepare()
-        from hvd_compress.engines.mpi import MpiEngine
+        from hvd_compress.engines.mpi import MpiEngine, await_all
 
+        await_all(timeout_s)
         engine: Engine = MpiEngine()
         _require_all(engine.world_size)
         return engine, lambda: None
@@ -58,9 +60,16 @@ def _require_all(seen: int) -> None:
 
 def _process_group(timeout: timedelta) -> dist.ProcessGroup | None:
     """Return a group of all ranks over gloo, under names that earlier ones of this process did not have."""
-    store, rank, size = next(rendezvous("env://", timeout=timeout))
-    store = dist.distributed_c10d.PrefixStore(f"hvd_compress/{next(_made)}", store)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=timeout))
+        store = dist.distributed_c10d.PrefixStore(f"hvd_compress/{next(_made)}", store)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+    except (dist.DistError, TimeoutError) as error:
+        raise CommunicationError(
+            f"rank {os.environ['RANK']}: not all {os.environ['WORLD_SIZE']} ranks have called init() within "
+            f"{timeout.total_seconds():g} s, at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: some have "
+            "ended, have called shutdown() earlier, or take another branch"
+        ) from error
     return dist.group.WORLD
 
 

@@ -9,11 +9,6 @@ import pytest
 from tests.jobs.launch import launch
 
 
-def words(output: str) -> list[str]:
-    """Return what ranks have caught, in the order of their numbers."""
-    return sorted(re.findall(r"\[rank \d\] \w+Error: [^\n]*", output))
-
-
 @pytest.mark.level2
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_every_collective(launcher: str) -> None:
@@ -23,28 +18,40 @@ def test_every_collective(launcher: str) -> None:
     assert job.survivors == []
 
 
+X = "allreduce of 'allreduce.x'"
+
+
 @pytest.mark.level2
 @pytest.mark.parametrize(
-    ("launcher", "misfortune", "told"),
+    ("launcher", "misfortune", "unlucky", "error"),
     [
-        ("torchrun", "dies", "CommunicationError: .*rank 2 is gone"),
-        ("torchrun", "leaves", "CommunicationError: allreduce of 'allreduce.x': rank 2 has shut down"),
-        ("mpirun", "raises", "CommunicationError: .*rank 2 (is gone|has shut down)"),
-        (
-            "mpirun",
-            "another shape",
-            r"RanksDifferError: allreduce of 'allreduce.x': rank 0 wants .*\[3\].*, and rank 2 .*\[4\]",
-        ),
-        ("torchrun", "another name", "CommunicationError: .*rank 2 did not submit it within 3 s, as ranks 0, 1 did"),
-        ("mpirun", "sleeps", "CommunicationError: .*rank 2 did not submit it within 3 s"),
+        ("torchrun", "dies", 2, f"CommunicationError: {X}: rank 2 is gone"),
+        ("torchrun", "dies", 0, f"CommunicationError: {X}: rank 0 is gone"),
+        ("torchrun", "leaves", 2, f"CommunicationError: {X}: rank 2 has shut down"),
+        ("mpirun", "leaves", 0, f"CommunicationError: {X}: rank 0 has shut down"),
+        ("mpirun", "raises", 2, f"CommunicationError: {X}: rank 2 has shut down"),
+        ("mpirun", "is stopped", 1, f"CommunicationError: {X}: rank 1 did not submit it within 3 s, as ranks 0, 2 did"),
+        ("mpirun", "is stopped", 0, f"CommunicationError: {X}: rank 0 has been silent for 8 s: it is stopped"),
+        ("mpirun", "another shape", 2, rf"RanksDifferError: {X}: rank 0 wants .*\[3\].*, and rank 2 .*\[4\]"),
+        ("torchrun", "another name", 2, f"CommunicationError: {X}: rank 2 did not submit it within 3 s, as ranks 0, 1"),
+        ("mpirun", "sleeps", 2, f"CommunicationError: {X}: rank 2 did not submit it within 3 s"),
     ],
 )
-def test_a_rank_in_trouble_is_named_on_all_others(launcher: str, misfortune: str, told: str) -> None:
-    job = launch(launcher, "runtime", misfortune, ranks=3, HVD_COMPRESS_TIMEOUT_S="3")
+def test_a_rank_in_trouble_is_named_on_all_others(launcher: str, misfortune: str, unlucky: int, error: str) -> None:
+    job = launch(launcher, "runtime", misfortune, str(unlucky), ranks=3, HVD_COMPRESS_TIMEOUT_S="3")
     assert job.status != 0, job.output
     assert job.survivors == [], job.output
-    caught = words(job.output)
-    assert any(re.match(rf"\[rank [01]\] {told}", each) for each in caught), job.output
+    for rank in {0, 1, 2} - {unlucky}:
+        told = rf"\[rank {rank}\] ({error}|CommunicationError: {X}: rank 0 has shut down, after rank {unlucky} )"
+        assert re.search(told, job.output), job.output
+
+
+@pytest.mark.level2
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_who_begins_anew_alone_does_not_wait_without_a_limit(launcher: str) -> None:
+    job = launch(launcher, "runtime", "begins anew alone", "0", ranks=2, HVD_COMPRESS_TIMEOUT_S="3")
+    assert job.status != 0, job.output
+    assert job.survivors == [], job.output
 
 
 @pytest.mark.level2

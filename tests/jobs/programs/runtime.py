@@ -1,11 +1,12 @@
-"""Every collective of the runtime by name, over whatever the launcher allows; then a misfortune of the last rank.
+"""Every collective of the runtime by name, over whatever the launcher allows; then a misfortune of one rank.
 
-usage: runtime.py MISFORTUNE
+usage: runtime.py MISFORTUNE RANK
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -76,23 +77,34 @@ def every_collective() -> None:
     hvd.barrier()
 
 
-def misfortune(kind: str) -> None:
-    """Meet it, on the last rank; others wait for it."""
-    if hvd.rank() == hvd.size() - 1:
-        Path(os.environ["JOB_FOLDER"], "unlucky").touch()
+def misfortune(kind: str, unlucky: int) -> None:
+    """Meet it, on one rank; others wait for it, whatever the launcher wants of them."""
+    if hvd.rank() == unlucky:
         if kind == "dies":
             os._exit(7)
+        if kind == "is stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
         if kind == "leaves":
             hvd.shutdown()
             return
         if kind == "raises":
-            raise RuntimeError("as it was told")
+            raise RuntimeError("the misfortune of the test")
         if kind == "sleeps":
             time.sleep(6)
             return
         shape, name = {"another shape": (4, "x"), "another name": (3, "y")}[kind]
         hvd.allreduce(torch.ones(shape), name=name)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     hvd.allreduce(torch.ones(3), name="x")
+
+
+def init_alone() -> None:
+    """The first rank begins anew, and the others do not come."""
+    hvd.barrier()
+    hvd.shutdown()
+    if hvd.rank():
+        raise RuntimeError("the misfortune of the test")
+    hvd.init()
 
 
 hvd.init()
@@ -100,7 +112,9 @@ every_collective()
 print(f"[rank {hvd.rank()}] has done all {'horovod' in sys.modules}", flush=True)
 if sys.argv[1] != "none":
     try:
-        misfortune(sys.argv[1])
+        if sys.argv[1] == "begins anew alone":
+            init_alone()
+        misfortune(sys.argv[1], int(sys.argv[2]))
     except HvdCompressError as error:
         print(f"[rank {hvd.rank()}] {type(error).__name__}: {error}", flush=True)
         sys.exit(3)

@@ -1,4 +1,4 @@
-"""What hvd_compress.torch has beside collectives, on this package's runtime.
+"""What hvd_compress.torch has in addition to collectives, on this package's runtime.
 
 usage: without_horovod.py normalises|adasum|part, then all
 """
@@ -68,6 +68,7 @@ def part_then_all() -> None:
     last = hvd.add_process_set([1, 2])
     if last.included():
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=last).item() == 2
+    hvd.barrier()  # no rank goes on without rank 0
 
 
 hvd.init()

@@ -178,8 +178,6 @@ def test_stock_compression_still_works_when_patched() -> None:
     program = """
 import hvd_compress
 from tests.brought import brought
-
-stock = pytest.importorskip("horovod.torch", reason="what it has is compared")
 hvd_compress.patch_horovod()
 import horovod.torch as hvd, torch
 hvd.init()
