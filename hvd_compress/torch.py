@@ -25,7 +25,7 @@ from hvd_compress.frontends.horovod.compression import Compression
 from hvd_compress.frontends.horovod.distributed import DistributedOptimizer
 from hvd_compress.frontends.horovod.optimizer_state import broadcast_optimizer_state
 from hvd_compress.frontends.horovod.parameters import broadcast_parameters
-from hvd_compress.frontends.horovod.whose import hvd as _runtime
+from hvd_compress.frontends.horovod.runtime_selection import hvd as _runtime
 from hvd_compress.frontends.known import of
 from hvd_compress.session.report import StepReport
 

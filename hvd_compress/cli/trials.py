@@ -73,7 +73,7 @@ def horovod() -> dict[str, Any]:
     import torch
 
     import hvd_compress.torch as hvd
-    from hvd_compress.frontends.horovod.whose import RUNTIME, WHY
+    from hvd_compress.frontends.horovod.runtime_selection import RUNTIME, WHY
 
     transports = [name for name, built in (("MPI", hvd.mpi_built), ("Gloo", hvd.gloo_built)) if built()]
     if not transports:

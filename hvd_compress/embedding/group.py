@@ -46,7 +46,7 @@ class Engines(NamedTuple):
 def connect(name: str) -> Engine:
     """Over torch.distributed where the program has initialised it, else over what hvd_compress.torch stands on."""
     from hvd_compress.engines.select import choose_engine, choose_torch_engine
-    from hvd_compress.frontends.horovod.whose import hvd
+    from hvd_compress.frontends.horovod.runtime_selection import hvd
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return choose_torch_engine(name).control

@@ -11,7 +11,7 @@ from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.runtime.compression import Compression
 from hvd_compress.runtime.handles import OPS, Adasum, Average, Sum, submit, synchronize
 from hvd_compress.runtime.request import ALLREDUCE
-from hvd_compress.runtime.results import members, results_at, results_into, through
+from hvd_compress.runtime.results import differentiable, results_at, results_into, set_size
 from hvd_compress.runtime.world import ProcessSet, global_process_set, size
 
 
@@ -84,7 +84,7 @@ def allreduce(
     def run(each: torch.Tensor) -> Any:
         return synchronize(allreduce_async(each, average, name, *rest))
 
-    reduced = through(run, lambda gradient: [allreduce(gradient, average, None, Compression.none, *rest)], small)
+    reduced = differentiable(run, lambda gradient: [allreduce(gradient, average, None, Compression.none, *rest)], small)
     return compression.decompress(reduced, context)
 
 
@@ -108,7 +108,7 @@ def grouped_allreduce(
     def back(*gradients: torch.Tensor) -> Any:
         return grouped_allreduce(gradients, average, None, Compression.none, *rest)
 
-    return list(map(compression.decompress, through(run, back, *small), contexts))
+    return list(map(compression.decompress, differentiable(run, back, *small), contexts))
 
 
 def allreduce_(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
@@ -127,8 +127,8 @@ def _reduce(
     average: bool | None,
     name: str | None,
     op: int | None,
-    before: float,
-    after: float,
+    prescale: float,
+    postscale: float,
     process_set: ProcessSet,
     grouped: bool = False,
 ) -> int:
@@ -137,16 +137,16 @@ def _reduce(
     chosen = op if op is not None else Average if average in (None, True) else Sum
     if chosen == Adasum and (process_set.process_set_id or size() & (size() - 1)):
         raise UnsupportedError(
-            f"Adasum takes all ranks of the job, a power of two: take hvd.Average for {len(members(process_set))}"
+            f"Adasum takes all ranks of the job, a power of two: take hvd.Average for {set_size(process_set)}"
         )
     finish = results_at(tensors, not grouped) if outputs is None else results_into(outputs, not grouped)
-    fields = reduction(chosen, before, after, ALLREDUCE)
+    fields = reduction(chosen, prescale, postscale, ALLREDUCE)
     return submit(ALLREDUCE, tensors, name, process_set, finish, outputs=outputs, **fields)
 
 
-def reduction(op: int, before: float, after: float, verb: str) -> dict[str, Any]:
+def reduction(op: int, prescale: float, postscale: float, verb: str) -> dict[str, Any]:
     if op == Adasum and verb != ALLREDUCE:
         raise UnsupportedError(f"Adasum combines whole tensors, and {verb} has none")
     if op not in range(len(OPS)):
         raise ConfigError(f"op = {op!r} is no operation of {verb}: take hvd.Average, Sum, Min, Max, Product or Adasum")
-    return {"op": OPS[op], "before": float(before), "after": float(after)}
+    return {"op": OPS[op], "prescale": float(prescale), "postscale": float(postscale)}

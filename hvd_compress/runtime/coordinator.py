@@ -24,7 +24,7 @@ from hvd_compress.runtime.request import (
 
 ROWS_DIFFER = (ALLGATHER, ALLTOALL)
 """Verbs whose tensors may have another first dimension on each rank."""
-BEAR_ABSENCE = (ALLREDUCE, BARRIER)
+ALLOW_JOINED = (ALLREDUCE, BARRIER)
 """Verbs in which those that have joined take part with zeros."""
 
 _Key = tuple[int, str]
@@ -32,10 +32,10 @@ _Key = tuple[int, str]
 
 @dataclass
 class _Waiting:
-    """A tensor for which not all members have asked. `asked` is by rank; `since` the time of the first."""
+    """A tensor for which not all ranks have asked. `requests` are by rank; `since` the time of the first."""
 
     since: float
-    asked: dict[int, Request] = field(default_factory=dict)
+    requests: dict[int, Request] = field(default_factory=dict)
     warned: bool = False
 
 
@@ -67,27 +67,27 @@ class Coordinator:
 
     def submit(self, rank: int, request: Request, now: float) -> None:
         """Rank `rank` asks for something. Once for each name until that is answered."""
-        key = request.members, request.name
+        key = request.process_set_id, request.name
         if (late := self._late.pop((rank, key), None)) is not None:
             self._answers.append(Response((request,), late, (rank,), missing=True))
             return
-        self._waiting.setdefault(key, _Waiting(now)).asked[rank] = request
-        self._look_at(key)
+        self._waiting.setdefault(key, _Waiting(now)).requests[rank] = request
+        self._check(key)
 
     def join(self, rank: int) -> None:
         """Rank `rank` has no more to ask for: it takes part with zeros until all have joined."""
         self._joined[rank] = None
-        self._look_at_all()
+        self._check_all()
 
     def leave(self, rank: int, why: str) -> None:
         """Rank `rank` will never ask again: "has shut down", "is gone"."""
         self._gone.setdefault(rank, why)
         self._joined.pop(rank, None)
-        for key, asked in list(self._complete.items()):
+        for key, requests in list(self._complete.items()):
             if rank in self._sets[key[0]]:
                 del self._complete[key]
-                self._refuse(key, asked, f"rank {rank} {why}", missing=True)
-        self._look_at_all()
+                self._reject(key, requests, f"rank {rank} {why}", missing=True)
+        self._check_all()
 
     def first_gone(self) -> str:
         """Say who was the first to leave, and how; "" before any has."""
@@ -96,24 +96,24 @@ class Coordinator:
     def take(self) -> list[Response]:
         """Return what is to be done now, in order, fused."""
         groups: dict[_Key, list[_Key]] = {}
-        for key, asked in self._complete.items():
-            groups.setdefault((key[0], _first(asked).group[0] or f"tensor {key[1]}"), []).append(key)
+        for key, requests in self._complete.items():
+            groups.setdefault((key[0], _first(requests).group[0] or f"tensor {key[1]}"), []).append(key)
         singles: list[Response] = []
         for keys in groups.values():
             if keys[0] not in self._complete:  # its process set was removed just now
                 continue
             if len(keys) < min(each.group[1] for each in self._complete[keys[0]].values()):
                 continue  # its other tensors are waited for
-            members = {key: self._complete.pop(key) for key in keys}
+            group = {key: self._complete.pop(key) for key in keys}
             problem = next(
-                filter(None, (self._problem(self._sets[key[0]], asked) for key, asked in members.items())), ""
+                filter(None, (self._mismatch(self._sets[key[0]], requests) for key, requests in group.items())), ""
             )
-            for key, asked in members.items():
+            for key, requests in group.items():
                 if problem:
-                    own = self._problem(self._sets[key[0]], asked)
-                    self._refuse(key, asked, own or f"another tensor of its group does not fit: {problem}")
+                    own = self._mismatch(self._sets[key[0]], requests)
+                    self._reject(key, requests, own or f"another tensor of its group does not fit: {problem}")
                 else:
-                    singles.append(self._answered(key, asked))
+                    singles.append(self._answered(key, requests))
         answers, self._answers = [*self._answers, *self._fused(singles)], []
         if self._joined and len(self._joined) == len(self._sets[0]):
             answers.append(Response((Request(JOIN, JOIN),), last=list(self._joined)[-1]))
@@ -122,91 +122,93 @@ class Coordinator:
 
     def overdue(self, now: float, after_s: float) -> Iterator[tuple[Request, list[int], float]]:
         """Yield, once each, what has waited so long: the request, the ranks that are missing, and the seconds."""
-        for (members, _), waiting in self._waiting.items():
+        for (process_set_id, _), waiting in self._waiting.items():
             if not waiting.warned and now - waiting.since > after_s:
                 waiting.warned = True
-                yield _first(waiting.asked), self._missing(members, waiting), now - waiting.since
+                yield _first(waiting.requests), self._missing(process_set_id, waiting), now - waiting.since
 
-    def give_up(self, now: float, after_s: float) -> None:
+    def expire(self, now: float, after_s: float) -> None:
         """Answer what has waited so long by an error that names who is missing; they get it when they come."""
         for key, waiting in list(self._waiting.items()):
             if now - waiting.since <= after_s:
                 continue
             missing = self._missing(key[0], waiting)
             words = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-            why = f"{words} did not submit it within {after_s:g} s, as {_listed(waiting.asked)} did"
-            self._refuse(key, self._waiting.pop(key).asked, why, missing=True, silent=True)
+            why = f"{words} did not submit it within {after_s:g} s, as {_listed(waiting.requests)} did"
+            self._reject(key, self._waiting.pop(key).requests, why, missing=True, silent=True)
             for rank in missing:
                 self._late[rank, key] = f"other ranks gave it up: {words} did not submit it within {after_s:g} s"
 
-    def _missing(self, members: int, waiting: _Waiting) -> list[int]:
-        return [rank for rank in self._sets[members] if rank not in waiting.asked and rank not in self._joined]
+    def _missing(self, process_set_id: int, waiting: _Waiting) -> list[int]:
+        return [
+            rank for rank in self._sets[process_set_id] if rank not in waiting.requests and rank not in self._joined
+        ]
 
-    def _look_at_all(self) -> None:
+    def _check_all(self) -> None:
         gone = next((rank for rank in self._gone if rank not in self._joined), None)
         if self._joined and gone is not None:
             why = f"{JOIN}: rank {gone} {self._gone[gone]}"
             self._answers.append(Response((Request(JOIN, JOIN),), why, tuple(self._joined), missing=True))
             self._joined.clear()
         for key in list(self._waiting):
-            self._look_at(key)
+            self._check(key)
 
-    def _look_at(self, key: _Key) -> None:
-        asked, members = self._waiting[key].asked, self._sets.get(key[0])
-        outside = [rank for rank in asked if rank not in (members or ())]
-        gone = [rank for rank in self._gone if rank in (members or ())]  # the first one perhaps the cause of others
+    def _check(self, key: _Key) -> None:
+        requests, ranks = self._waiting[key].requests, self._sets.get(key[0])
+        outside = [rank for rank in requests if rank not in (ranks or ())]
+        gone = [rank for rank in self._gone if rank in (ranks or ())]  # the first one perhaps the cause of others
         why = ""
-        if members is None or outside:
-            why = f"process set {key[0]} has no rank {outside[0]}" if members else f"there is no process set {key[0]}"
+        if ranks is None or outside:
+            why = f"process set {key[0]} has no rank {outside[0]}" if ranks else f"there is no process set {key[0]}"
         elif gone:
             why = f"rank {gone[0]} {self._gone[gone[0]]}"
         elif self._missing(key[0], self._waiting[key]):
             return
         del self._waiting[key]
-        if why or members is None:
-            self._refuse(key, asked, why, missing=bool(gone))
+        if why or ranks is None:
+            self._reject(key, requests, why, missing=bool(gone))
         else:
-            self._complete[key] = {rank: asked[rank] for rank in members if rank in asked}
+            self._complete[key] = {rank: requests[rank] for rank in ranks if rank in requests}
 
-    def _refuse(
-        self, key: _Key, asked: Mapping[int, Request], why: str, *, missing: bool = False, silent: bool = False
+    def _reject(
+        self, key: _Key, requests: Mapping[int, Request], why: str, *, missing: bool = False, silent: bool = False
     ) -> None:
-        first = _first(asked)
+        first = _first(requests)
         words = f"{first.verb} of {key[1]!r}: {why}"
-        self._answers.append(Response((first,), words, tuple(sorted(asked)), missing=missing, silent=silent))
+        self._answers.append(Response((first,), words, tuple(sorted(requests)), missing=missing, silent=silent))
 
-    def _problem(self, members: Sequence[int], asked: Mapping[int, Request]) -> str:
+    def _mismatch(self, ranks: Sequence[int], requests: Mapping[int, Request]) -> str:
         """Say what does not fit: both sides of it."""
-        first, *others = sorted(asked)
+        first, *others = sorted(requests)
         for rank in others:
-            if _kind(asked[rank]) != _kind(asked[first]):
-                return f"rank {first} wants {asked[first].describe()}, and rank {rank} {asked[rank].describe()}"
-        request = asked[first]
-        absent = [rank for rank in members if rank not in asked]
-        if absent and request.verb not in BEAR_ABSENCE:
+            if _kind(requests[rank]) != _kind(requests[first]):
+                return f"rank {first} wants {requests[first].describe()}, and rank {rank} {requests[rank].describe()}"
+        request = requests[first]
+        absent = [rank for rank in ranks if rank not in requests]
+        if absent and request.verb not in ALLOW_JOINED:
             return f"rank {absent[0]} has joined, and takes part in allreduces and barriers alone"
-        if request.verb in (*ROWS_DIFFER, REDUCESCATTER) and not all(each.shape for each in asked.values()):
+        if request.verb in (*ROWS_DIFFER, REDUCESCATTER) and not all(each.shape for each in requests.values()):
             return "a tensor without dimensions has no rows: pass tensor.reshape(1)"
-        if request.root >= 0 and request.root not in members:
-            return f"its root, rank {request.root}, is not in the process set of ranks {list(members)}"
-        for rank, each in asked.items():
+        if request.root >= 0 and request.root not in ranks:
+            return f"its root, rank {request.root}, is not in the process set of ranks {list(ranks)}"
+        for rank, each in requests.items():
             if each.verb == ALLTOALL and (
-                len(each.splits) != len(members) or min(each.splits) < 0 or sum(each.splits) != each.shape[0]
+                len(each.splits) != len(ranks) or min(each.splits) < 0 or sum(each.splits) != each.shape[0]
             ):
                 return (
                     f"rank {rank} has splits {list(each.splits)}, which must be a number of rows for each of "
-                    f"{len(members)} ranks, {each.shape[0]} in all"
+                    f"{len(ranks)} ranks, {each.shape[0]} in all"
                 )
         return ""
 
-    def _answered(self, key: _Key, asked: Mapping[int, Request]) -> Response:
-        members = self._sets[key[0]]
-        first = _first(asked)
+    def _answered(self, key: _Key, requests: Mapping[int, Request]) -> Response:
+        ranks = self._sets[key[0]]
+        first = _first(requests)
         sizes: tuple[object, ...] = ()
         if first.verb == ALLGATHER:
-            sizes = tuple(each.shape[0] for each in asked.values())
+            sizes = tuple(each.shape[0] for each in requests.values())
         elif first.verb == ALLTOALL:
-            sizes = tuple(each.splits for each in asked.values())
+            sizes = tuple(each.splits for each in requests.values())
         number = -1
         if first.verb == ADD_SET:
             number = self._next_set
@@ -214,15 +216,17 @@ class Coordinator:
             self._sets[number] = first.shape
         elif first.verb == REMOVE_SET:
             self._remove_set(first.shape[0])
-        return Response((first,), sizes=sizes, last=number, absent=tuple(rank for rank in members if rank not in asked))
+        return Response(
+            (first,), sizes=sizes, last=number, absent=tuple(rank for rank in ranks if rank not in requests)
+        )
 
     def _remove_set(self, number: int) -> None:
         self._sets.pop(number, None)
-        of_set = {key: waiting.asked for key, waiting in self._waiting.items()} | self._complete
+        of_set = {key: waiting.requests for key, waiting in self._waiting.items()} | self._complete
         for key in [key for key in of_set if key[0] == number]:
             self._waiting.pop(key, None)
             self._complete.pop(key, None)
-            self._refuse(key, of_set[key], f"process set {number} is removed")
+            self._reject(key, of_set[key], f"process set {number} is removed")
 
     def _fused(self, singles: Sequence[Response]) -> list[Response]:
         """Join allreduces that differ in name and shape alone, up to `fusion_bytes`; the order is that of the first."""
@@ -245,8 +249,8 @@ class Coordinator:
         return [single._replace(requests=tuple(each)) for single, each in zip(kinds, fused, strict=True)]
 
 
-def _first(asked: Mapping[int, Request]) -> Request:
-    return next(iter(asked.values()))
+def _first(requests: Mapping[int, Request]) -> Request:
+    return next(iter(requests.values()))
 
 
 def nbytes(request: Request) -> int:

@@ -71,12 +71,12 @@ class Executor:
 
     def takes_part(self, response: Response) -> bool:
         """Whether this rank is in its process set."""
-        return response.requests[0].members in self._engines
+        return response.requests[0].process_set_id in self._engines
 
     def run(self, response: Response, entries: Mapping[str, Entry]) -> None:
         """Move what the response names, and give the entries their results. A name without an entry takes zeros."""
         request = response.requests[0]
-        engine = self._engines[request.members]
+        engine = self._engines[request.process_set_id]
         own = entries.get(request.name)
         if request.verb == ALLREDUCE:
             self._allreduce(engine, response, entries)
@@ -135,10 +135,10 @@ class Executor:
         else:
             given = [_flat(entry, each, engine) for entry, each in zip(mine, response.requests, strict=True)]
             flat = torch.cat(given, out=self._fused(given) if len(given) > 1 else None)
-        reduce.scale(flat, request.before)
+        reduce.scale(flat, request.prescale)
         if flat.numel():
             reduce.allreduce(engine, flat, request.op)
-        reduce.scale(flat, request.after, engine.world_size if request.op == AVERAGE else 1)
+        reduce.scale(flat, request.postscale, engine.world_size if request.op == AVERAGE else 1)
         parts = torch.split(flat, [math.prod(each.shape) for each in response.requests])
         for entry, part, each in zip(mine, parts, response.requests, strict=True):
             if entry is not None:
@@ -158,7 +158,7 @@ class Executor:
     def _allgather(self, engine: Engine, response: Response, own: Entry) -> None:
         assert own.tensor is not None
         rest = own.tensor.shape[1:]
-        flat = reduce.as_moved(engine, own.tensor.to(engine.device).reshape(-1))
+        flat = reduce.as_transferable(engine, own.tensor.to(engine.device).reshape(-1))
         width = math.prod(rest) * _pieces(own.tensor, flat)
         received = engine.allgather(flat, [rows * width for rows in response.sizes])
         out = torch.cat(received).view(own.tensor.dtype)
@@ -168,13 +168,13 @@ class Executor:
         assert own.tensor is not None
         flat = own.tensor.to(engine.device).clone().reshape(-1)
         if flat.numel():
-            engine.broadcast(reduce.as_moved(engine, flat), self._place(engine, response.requests[0].root))
+            engine.broadcast(reduce.as_transferable(engine, flat), self._place(engine, response.requests[0].root))
         _give(own, flat.view(own.tensor.shape), alone=True)
 
     def _alltoall(self, engine: Engine, response: Response, own: Entry) -> None:
         assert own.tensor is not None
         rest = own.tensor.shape[1:]
-        flat = reduce.as_moved(engine, own.tensor.to(engine.device).reshape(-1))
+        flat = reduce.as_transferable(engine, own.tensor.to(engine.device).reshape(-1))
         width = math.prod(rest) * _pieces(own.tensor, flat)
         rows = [splits[engine.rank] for splits in response.sizes]
         parts = torch.split(flat, [width * each for each in response.sizes[engine.rank]])
@@ -188,12 +188,12 @@ class Executor:
         count, more = divmod(own.tensor.shape[0], size)
         rows = [count + (rank < more) for rank in range(size)]
         flat = own.tensor.to(engine.device).clone().reshape(-1)
-        reduce.scale(flat, request.before)
+        reduce.scale(flat, request.prescale)
         width = math.prod(own.tensor.shape[1:])
-        parts = [reduce.as_moved(engine, part) for part in torch.split(flat, [width * each for each in rows])]
+        parts = [reduce.as_transferable(engine, part) for part in torch.split(flat, [width * each for each in rows])]
         received = engine.alltoall(parts, [parts[engine.rank].numel()] * size)
         mine = reduce.reduced([each.view(flat.dtype) for each in received], request.op)
-        reduce.scale(mine, request.after, size if request.op == AVERAGE else 1)
+        reduce.scale(mine, request.postscale, size if request.op == AVERAGE else 1)
         own.result = mine.reshape(rows[engine.rank], *own.tensor.shape[1:]).to(own.tensor.device).data
 
     def _place(self, engine: Engine, root: int) -> int:

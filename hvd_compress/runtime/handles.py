@@ -19,7 +19,7 @@ OPS = (AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT)
 Average, Sum, Adasum, Min, Max, Product = range(6)
 
 _numbers = itertools.count()
-_on_their_way: dict[int, tuple[Sequence[Entry], Callable[[list[Any]], Any]]] = {}
+_in_flight: dict[int, tuple[Sequence[Entry], Callable[[list[Any]], Any]]] = {}
 
 
 def submit(
@@ -63,7 +63,7 @@ def submit(
     ]
     own.runtime.submit(entries)
     handle = next(_numbers)
-    _on_their_way[handle] = entries, finish
+    _in_flight[handle] = entries, finish
     return handle
 
 
@@ -92,9 +92,9 @@ def _require_writable(verb: str, output: torch.Tensor) -> None:
 
 def poll(handle: int) -> bool:
     """Return whether synchronize() would not wait. Raises ConfigError for what is no handle."""
-    if handle not in _on_their_way:
+    if handle not in _in_flight:
         raise ConfigError(f"{handle!r} is no handle of a tensor on its way: synchronize() may have returned it already")
-    return all(entry.done.is_set() for entry in _on_their_way[handle][0])
+    return all(entry.done.is_set() for entry in _in_flight[handle][0])
 
 
 def synchronize(handle: Any) -> Any:
@@ -106,14 +106,14 @@ def synchronize(handle: Any) -> Any:
     """
     if callable(handle):  # of a sparse allreduce
         return handle()
-    entries, finish = _on_their_way.pop(handle, ((), lambda _: None))
+    entries, finish = _in_flight.pop(handle, ((), lambda _: None))
     return finish([world().runtime.wait(entry) for entry in entries])
 
 
 def drop(handle: Any) -> None:
     """Forget a handle: nobody will wait for it. The collective takes place all the same."""
     if not callable(handle):
-        _on_their_way.pop(handle, None)
+        _in_flight.pop(handle, None)
 
 
 def join(device: int = -1) -> int:

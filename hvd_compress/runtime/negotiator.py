@@ -1,4 +1,4 @@
-"""The thread of a rank that hears what others want, and how the answers come to all."""
+"""The thread of a rank that receives what others ask for, and how the answers come to all."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
 from hvd_compress.engines.base import Engine
+from hvd_compress.runtime.connections import RequestCache, connect, cut, encode_message
 from hvd_compress.runtime.coordinator import Coordinator
-from hvd_compress.runtime.line import Shorthand, connect, cut, packed
 from hvd_compress.runtime.request import LEAVE, Request, Response
 from hvd_compress.warned import warn_caller
 
 STALLED_S = 60.0
 """As Horovod's: after so long rank 0 warns of who is missing."""
 GONE = "is gone: its process has ended, or is stopped"
-LOOK_S = 5.0
+CHECK_S = 5.0
 """While something waits, rank 0 looks so often whether it waits too long."""
 
 
@@ -50,15 +50,15 @@ class Negotiator:
         self._rank, self._timeout_s = engine.rank, timeout_s
         self._deliver, self._lost = deliver, lost
         self._lock = threading.Lock()
-        self._lines = connect(engine, timeout_s)
-        self._heard = {rank: Shorthand() for rank in self._lines}
-        self._told = Shorthand()
+        self._connections = connect(engine, timeout_s)
+        self._received = {rank: RequestCache() for rank in self._connections}
+        self._sent = RequestCache()
         self._coordinator = Coordinator(engine.world_size, fusion_bytes) if not self._rank else None
         self._unfinished = 0
         self._left: set[int] = set()
-        self._ended = self._left_itself = False
-        self._pause_s = min(LOOK_S, timeout_s / 2)
-        self._heard_at = self._told_at = self._look_at = time.monotonic()
+        self._ended = self._closing = False
+        self._check_s = min(CHECK_S, timeout_s / 2)
+        self._received_at = self._alive_sent_at = self._next_check_at = time.monotonic()
         self._pipe = os.pipe()  # wakes it
         self._thread = threading.Thread(target=self._listen, name="hvd-compress-runtime-line", daemon=True)
         self._thread.start()
@@ -67,7 +67,7 @@ class Negotiator:
         """This rank asks for tensors, in this order."""
         with self._lock:
             if self._coordinator is None:
-                self._send(packed("ask", [self._told.encode(request) for request in requests]))
+                self._send(encode_message("ask", [self._sent.encode(request) for request in requests]))
                 return
             for request in requests:
                 self._coordinator.submit(0, request, time.monotonic())
@@ -77,7 +77,7 @@ class Negotiator:
         """This rank has no more to ask for."""
         with self._lock:
             if self._coordinator is None:
-                self._send(packed("join"))
+                self._send(encode_message("join"))
                 return
             self._coordinator.join(0)
             self._answer()
@@ -95,19 +95,19 @@ class Negotiator:
         What was answered before is delivered: rank 0 says "bye" after it.
         """
         with self._lock:
-            if self._left_itself:
+            if self._closing:
                 return
-            self._left_itself, self._ended = True, self._coordinator is not None
-            message = packed("leave", self._why_it_leaves())
-            for line in self._lines.values():
-                _try_to_send(line, message)
+            self._closing, self._ended = True, self._coordinator is not None
+            message = encode_message("leave", self._why_it_leaves())
+            for connection in self._connections.values():
+                _try_to_send(connection, message)
         self._wake()
         self._thread.join(self._timeout_s)
         self._ended = True
         self._wake()
         self._thread.join()
-        for line in self._lines.values():
-            line.close()
+        for connection in self._connections.values():
+            connection.close()
         for end in self._pipe:
             os.close(end)
 
@@ -118,104 +118,104 @@ class Negotiator:
 
     def _send(self, message: bytes) -> None:
         """To rank 0, which may be gone: the thread that listens notices, and says so."""
-        _try_to_send(self._lines[0], message)
+        _try_to_send(self._connections[0], message)
 
     def _wake(self) -> None:
         os.write(self._pipe[1], b".")
 
     def _listen(self) -> None:
         try:
-            self._hear_all()
+            self._receive_all()
         except Exception as error:  # whatever it is, nobody may wait for a thread that has ended
-            why = f"rank {self._rank} hears nothing of other ranks any more: {error!r}"
+            why = f"rank {self._rank} receives nothing from other ranks any more: {error!r}"
             if not self._rank:
-                for line in self._lines.values():
-                    _try_to_send(line, packed("lost", why))
+                for connection in self._connections.values():
+                    _try_to_send(connection, encode_message("lost", why))
             self._lost(why)
             raise
 
-    def _hear_all(self) -> None:
-        pause_s = self._pause_s if self._lines else None
+    def _receive_all(self) -> None:
+        pause_s = self._check_s if self._connections else None
         with DefaultSelector() as sources:
             sources.register(self._pipe[0], EVENT_READ)
-            for rank, line in self._lines.items():
-                sources.register(line, EVENT_READ, rank)
+            for rank, connection in self._connections.items():
+                sources.register(connection, EVENT_READ, rank)
             while not self._ended and (len(sources.get_map()) > 1 or not self._rank):
                 for ready, _ in sources.select(pause_s):
                     if ready.data is None:
                         os.read(ready.fd, 4096)
-                    elif not self._hear(ready.data, self._lines[ready.data]):
+                    elif not self._receive(ready.data, self._connections[ready.data]):
                         sources.unregister(ready.fileobj)
-                if not self._is_in_time():
+                if not self._check_time():
                     return
 
-    def _is_in_time(self) -> bool:
-        """Look whether anything waits too long; on other ranks, whether rank 0 is silent: no more is heard then."""
+    def _check_time(self) -> bool:
+        """Check what waits too long; on other ranks, whether rank 0 is silent. Return whether to go on receiving."""
         now = time.monotonic()
-        if now < self._look_at:
+        if now < self._next_check_at:
             return True
-        self._look_at = now + self._pause_s / 10
+        self._next_check_at = now + self._check_s / 10
         if self._coordinator is not None:
-            self._look_at_time(now)
-        elif now - self._heard_at > self._timeout_s + LOOK_S:
+            self._check_deadlines(now)
+        elif now - self._received_at > self._timeout_s + CHECK_S:
             self._lost(
-                f"rank 0 has been silent for {self._timeout_s + LOOK_S:g} s: it is stopped, or cannot be reached"
+                f"rank 0 has been silent for {self._timeout_s + CHECK_S:g} s: it is stopped, or cannot be reached"
             )
             return False
         return True
 
-    def _hear(self, rank: int, line: Connection) -> bool:
+    def _receive(self, rank: int, connection: Connection) -> bool:
         """Take a message; return whether more may come."""
         try:
-            kind, *said = json.loads(line.recv_bytes())
-            self._heard_at = time.monotonic()
+            kind, *fields = json.loads(connection.recv_bytes())
+            self._received_at = time.monotonic()
         except (EOFError, OSError):
-            self._miss(rank)
+            self._on_disconnect(rank)
             return False
         if self._coordinator is None:
-            return self._obey(kind, said)
+            return self._handle_answer(kind, fields)
         with self._lock:
             if kind == "ask":
-                for each in said[0]:
-                    self._coordinator.submit(rank, self._heard[rank].decode(each), time.monotonic())
+                for each in fields[0]:
+                    self._coordinator.submit(rank, self._received[rank].decode(each), time.monotonic())
             elif kind == "join":
                 self._coordinator.join(rank)
             else:
                 self._left.add(rank)
                 self._coordinator.leave(rank, "has shut down")
-                _try_to_send(line, packed("bye"))
+                _try_to_send(connection, encode_message("bye"))
             self._answer()
         return bool(kind != "leave")
 
-    def _obey(self, kind: str, said: list[Any]) -> bool:
+    def _handle_answer(self, kind: str, fields: list[Any]) -> bool:
         if kind == "do":
-            requests, *others = said[0]
+            requests, *others = fields[0]
             rest = Response((), *others)
             response = rest._replace(
-                requests=tuple(self._heard[0].decode(each) for each in requests),
+                requests=tuple(self._received[0].decode(each) for each in requests),
                 to=tuple(rest.to),
                 sizes=tuple(tuple(each) if isinstance(each, list) else each for each in rest.sizes),
                 absent=tuple(rest.absent),
             )
             self._deliver(response)
         elif kind == "lost":
-            self._lost(said[0])
+            self._lost(fields[0])
         elif kind == "leave":
             self._left.add(0)
-            why = f"{said[0]}, and no rank goes on without it"
+            why = f"{fields[0]}, and no rank goes on without it"
             self._deliver(Response((Request(LEAVE, LEAVE),), why, missing=True))  # after what was answered before
         return kind in ("do", "alive")
 
-    def _miss(self, rank: int) -> None:
-        if self._left_itself or rank in self._left:
+    def _on_disconnect(self, rank: int) -> None:
+        if self._closing or rank in self._left:
             return
         why = f"rank {rank} {GONE}"
         with self._lock:
             if self._coordinator is not None:
                 self._coordinator.leave(rank, GONE)
-                for other, line in self._lines.items():
+                for other, connection in self._connections.items():
                     if other != rank:
-                        _try_to_send(line, packed("lost", why))
+                        _try_to_send(connection, encode_message("lost", why))
         self._lost(why)
 
     def _answer(self) -> None:
@@ -224,22 +224,22 @@ class Negotiator:
         if self._ended or self._unfinished > 1:
             return
         for response in self._coordinator.take():
-            said = [[self._told.encode(request) for request in response.requests], *response[1:]]
-            message = packed("do", said)
-            for line in self._lines.values():
-                _try_to_send(line, message)
+            fields = [[self._sent.encode(request) for request in response.requests], *response[1:]]
+            message = encode_message("do", fields)
+            for connection in self._connections.values():
+                _try_to_send(connection, message)
             self._unfinished += 1
             self._deliver(response)
 
-    def _look_at_time(self, now: float) -> None:
+    def _check_deadlines(self, now: float) -> None:
         with self._lock:
             assert self._coordinator is not None
-            if now - self._told_at > self._pause_s:
-                self._told_at = now
-                for line in self._lines.values():
-                    _try_to_send(line, packed("alive"))
+            if now - self._alive_sent_at > self._check_s:
+                self._alive_sent_at = now
+                for connection in self._connections.values():
+                    _try_to_send(connection, encode_message("alive"))
             late = list(self._coordinator.overdue(now, min(STALLED_S, self._timeout_s / 2)))
-            self._coordinator.give_up(now, self._timeout_s)
+            self._coordinator.expire(now, self._timeout_s)
             self._answer()
         for request, missing, seconds in late:
             with suppress(Warning):  # that are errors, by python -W: not this thread's end
@@ -249,11 +249,11 @@ class Negotiator:
                 )
 
 
-def _try_to_send(line: Connection, message: bytes) -> None:
+def _try_to_send(connection: Connection, message: bytes) -> None:
     """To a rank that may be gone, which is noticed where one reads; or be stopped, and take nothing any more."""
     try:
-        line.send_bytes(message)
+        connection.send_bytes(message)
     except BlockingIOError:
-        cut(line)  # a part of the message may have left
+        cut(connection)  # a part of the message may have left
     except OSError:
         return

@@ -18,7 +18,7 @@ from hvd_compress.runtime.allreduces import allreduce, grouped_allreduce, reduct
 from hvd_compress.runtime.compression import Compression
 from hvd_compress.runtime.handles import Average, Sum, submit, synchronize
 from hvd_compress.runtime.request import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, REDUCESCATTER
-from hvd_compress.runtime.results import members, results_at, results_into, through
+from hvd_compress.runtime.results import differentiable, results_at, results_into, set_size
 from hvd_compress.runtime.world import ProcessSet, global_process_set, size, world
 
 
@@ -31,7 +31,7 @@ def sparse_allreduce_async(
     values = allgather_async(whole.values(), f"{name}.values", process_set)
 
     def wait() -> torch.Tensor:
-        found = synchronize(values) / (len(members(process_set)) if op == Average else 1)
+        found = synchronize(values) / (set_size(process_set) if op == Average else 1)
         return torch.sparse_coo_tensor(
             synchronize(indices).t(), found.to(tensor.dtype), tensor.shape, check_invariants=True
         )
@@ -71,7 +71,7 @@ def grouped_allgather(
         before = allgather(rows, process_set=process_set)[: process_set.rank()].sum(0).tolist()
         return [m.narrow(0, at, t.shape[0]) for m, at, t in zip(means, before, tensors, strict=True)]
 
-    return list(through(run, back, *tensors))
+    return list(differentiable(run, back, *tensors))
 
 
 def broadcast_async(
@@ -98,7 +98,7 @@ def broadcast(
         mean = allreduce(gradient, op=Average, process_set=process_set)
         return [mean if world().engine.rank == root_rank else torch.zeros_like(mean)]
 
-    return through(lambda each: synchronize(broadcast_async(each, root_rank, name, process_set)), back, tensor)
+    return differentiable(lambda each: synchronize(broadcast_async(each, root_rank, name, process_set)), back, tensor)
 
 
 def broadcast_(
@@ -116,7 +116,7 @@ def alltoall_async(
 ) -> int:
     """Begin to send each rank its rows, `splits` of them or as many to each; return a handle of what came, and of how
     many rows each has sent."""
-    count = len(members(process_set))
+    count = set_size(process_set)
     if splits is None:
         rows, left = divmod(tensor.shape[0] if tensor.dim() else 0, count)
         if left:
@@ -147,7 +147,7 @@ def alltoall(
         counts.append(sent)
         return received
 
-    received = through(run, lambda g: [alltoall(g, counts[0], process_set=process_set)[0]], tensor)
+    received = differentiable(run, lambda g: [alltoall(g, counts[0], process_set=process_set)[0]], tensor)
     return received if splits is None else (received, counts[0])
 
 
@@ -203,7 +203,7 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """Return this rank's rows of several reductions. Gradients flow back."""
     small, contexts = zip(*map(compression.compress, tensors), strict=True)
-    factor = prescale_factor * postscale_factor * (len(members(process_set)) if op == Sum else 1)
+    factor = prescale_factor * postscale_factor * (set_size(process_set) if op == Sum else 1)
 
     def run(*each: torch.Tensor) -> Any:
         handle = grouped_reducescatter_async(each, name, op, process_set, prescale_factor, postscale_factor)
@@ -212,7 +212,7 @@ def grouped_reducescatter(
     def back(*gradients: torch.Tensor) -> Any:
         return grouped_allgather([gradient * factor for gradient in gradients], process_set=process_set)
 
-    return list(map(compression.decompress, through(run, back, *small), contexts))
+    return list(map(compression.decompress, differentiable(run, back, *small), contexts))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -25,9 +25,9 @@ def allreduce(engine: Engine, flat: torch.Tensor, op: str) -> None:
         return
     size = engine.world_size
     lengths = shard_lengths(flat.numel(), size)
-    parts = [as_moved(engine, flat[shard(flat.numel(), size, rank)]) for rank in range(size)]
+    parts = [as_transferable(engine, flat[shard(flat.numel(), size, rank)]) for rank in range(size)]
     received = engine.alltoall(parts, [parts[engine.rank].numel()] * size)
-    mine = as_moved(engine, reduced([each.view(flat.dtype) for each in received], op))
+    mine = as_transferable(engine, reduced([each.view(flat.dtype) for each in received], op))
     pieces = flat.itemsize // mine.itemsize  # of what an element moves as
     gathered = engine.allgather(mine, [length * pieces for length in lengths])
     for rank, part in enumerate(gathered):
@@ -36,7 +36,7 @@ def allreduce(engine: Engine, flat: torch.Tensor, op: str) -> None:
 
 def _adasum(engine: Engine, flat: torch.Tensor) -> None:
     """Combine gradients pairwise, each without what the other has of its direction (Maleki et al. 2020, Eq. 3)."""
-    moved = as_moved(engine, flat)
+    moved = as_transferable(engine, flat)
     left = [each.view(flat.dtype) for each in engine.allgather(moved, [moved.numel()] * engine.world_size)]
     while len(left) > 1:
         left = [_combined(one, other) for one, other in zip(left[::2], left[1::2], strict=True)]
@@ -67,7 +67,7 @@ def reduced(tensors: Sequence[torch.Tensor], op: str) -> torch.Tensor:
     raise UnsupportedError(f"no reduction is called {op!r}")
 
 
-def as_moved(engine: Engine, flat: torch.Tensor) -> torch.Tensor:
+def as_transferable(engine: Engine, flat: torch.Tensor) -> torch.Tensor:
     """Return the same memory in a dtype that the engine moves: bytes, where it knows no better."""
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
     return flat if flat.dtype in engine.capabilities.sum_dtypes else flat.view(torch.uint8)

@@ -22,25 +22,25 @@ class Request(NamedTuple):
     Attributes:
         verb: ALLREDUCE and so on.
         name: of the tensor; ranks that submit the same one in a process set meet.
-        members: number of the process set; 0 has all ranks.
+        process_set_id: of Horovod; 0 has all ranks.
         dtype: such as "float32".
         shape: of this rank's tensor.
         op: AVERAGE and so on; of an allreduce or a reduce-scatter.
         root: of a broadcast, counted in the whole job.
-        before, after: what each tensor, and what their reduction, is multiplied by.
+        prescale, postscale: what each tensor, and what their reduction, is multiplied by.
         splits: of an all-to-all: rows for each member.
         group: tensors of one group are moved together; its name, and how many it has.
     """
 
     verb: str
     name: str
-    members: int = 0
+    process_set_id: int = 0
     dtype: str = ""
     shape: tuple[int, ...] = ()
     op: str = ""
     root: int = -1
-    before: float = 1.0
-    after: float = 1.0
+    prescale: float = 1.0
+    postscale: float = 1.0
     splits: tuple[int, ...] = ()
     group: tuple[str, int] = ("", 1)
 
@@ -54,7 +54,11 @@ class Request(NamedTuple):
         words = f"{self.verb} of {self.dtype} {list(self.shape)}" if self.dtype or self.shape else self.verb
         words += f" by {self.op}" if self.op else ""
         words += f" from rank {self.root}" if self.verb == BROADCAST else ""
-        words += f" times {self.before:.12g} and {self.after:.12g}" if (self.before, self.after) != (1, 1) else ""
+        words += (
+            f" times {self.prescale:.12g} and {self.postscale:.12g}"
+            if (self.prescale, self.postscale) != (1, 1)
+            else ""
+        )
         return words + (f" in a group of {self.group[1]}" if self.group[1] > 1 else "")
 
 

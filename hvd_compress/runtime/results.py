@@ -10,9 +10,9 @@ import torch
 from hvd_compress.runtime.world import ProcessSet
 
 
-def members(process_set: ProcessSet) -> range:
-    """Return the places in a process set."""
-    return range(process_set.size() or 1)
+def set_size(process_set: ProcessSet) -> int:
+    """Return how many ranks a process set has."""
+    return process_set.size() or 1
 
 
 def results_at(tensors: Sequence[torch.Tensor], one: bool = False) -> Callable[[list[Any]], Any]:
@@ -38,12 +38,12 @@ def results_into(outputs: Sequence[torch.Tensor], one: bool = False) -> Callable
     return finish
 
 
-def through(run: Callable[..., Any], back: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+def differentiable(run: Callable[..., Any], back: Callable[..., Any], *tensors: torch.Tensor) -> Any:
     """Return what `run` makes of tensors; gradients flow back by `back`."""
-    return _Through.apply(run, back, *tensors)
+    return _Differentiable.apply(run, back, *tensors)
 
 
-class _Through(torch.autograd.Function):
+class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Callable[..., Any], back: Callable[..., Any], *tensors: torch.Tensor) -> Any:
         ctx.back = back

@@ -20,7 +20,7 @@ _PATIENCE_S = 1.0
 class Runtime:
     """Matches tensors by name as Horovod does, and moves them over an engine.
 
-    Two threads: one hears what other ranks want, one moves tensors. Both sleep when there is nothing to do. The
+    Two threads: one receives what other ranks ask for, one moves tensors. Both sleep when there is nothing to do. The
     constructor is collective over the engine, which nobody else uses from now on.
 
     Args:
@@ -33,11 +33,11 @@ class Runtime:
     def __init__(self, engine: Engine, fusion_bytes: int, timeout_s: float) -> None:
         self._lock = threading.Lock()
         self._entries: dict[tuple[int, str], Entry] = {}
-        self._moving: tuple[Entry, ...] = ()
+        self._executing: tuple[Entry, ...] = ()
         self._joining: Entry | None = None
         self._lost: str | None = None
         self._rank, self._timeout_s = engine.rank, timeout_s
-        self._moves: Request | None = None  # now, perhaps the first of several
+        self._current: Request | None = None  # now, perhaps the first of several
         self._since = 0.0  # when that has begun
         self._silent = False  # ranks were waited for in vain, and all have exchanged nothing since
         self._executor = Executor(engine, fusion_bytes)
@@ -56,7 +56,7 @@ class Runtime:
         """
         with self._lock:
             self._require_open(entries[0])
-            keys = [(entry.request.members, entry.request.name) for entry in entries]
+            keys = [(entry.request.process_set_id, entry.request.name) for entry in entries]
             for number, key in enumerate(keys):
                 if key in self._entries or key in keys[:number]:
                     raise ConfigError(
@@ -78,7 +78,7 @@ class Runtime:
             CommunicationError: a rank did not come, has left or is gone.
         """
         while not entry.done.wait(self._timeout_s):
-            moved, since = self._moves, self._since
+            moved, since = self._current, self._since
             if moved is not None and time.monotonic() - since > self._timeout_s:
                 self._lose(
                     f"rank {self._rank} has waited {self._timeout_s:g} s for {moved.verb} of {moved.name!r} to end: a "
@@ -137,7 +137,7 @@ class Runtime:
     def _move_all(self) -> None:
         while (response := self._answers.get()) is not None:
             self._carry_out(response)
-            self._moves, self._moving = None, ()
+            self._current, self._executing = None, ()
             self._negotiator.finished()
 
     def _carry_out(self, response: Response) -> None:
@@ -149,10 +149,10 @@ class Runtime:
             self._fail(CommunicationError, response.error)
             return
         with self._lock:
-            keys = [(request.members, request.name) for request in response.requests]
-            found = {key[1]: self._entries.pop(key) for key in keys if self._is_meant(key, response)}
-            self._moving = tuple(found.values())
-            self._moves, self._since = response.requests[0], time.monotonic()
+            keys = [(request.process_set_id, request.name) for request in response.requests]
+            found = {key[1]: self._entries.pop(key) for key in keys if self._is_addressed(key, response)}
+            self._executing = tuple(found.values())
+            self._current, self._since = response.requests[0], time.monotonic()
         if response.error:
             self._silent = self._silent or (response.silent and bool(found))
             for entry in found.values():
@@ -164,7 +164,7 @@ class Runtime:
             error: Exception | None = None
             try:
                 self._executor.run(response, found)
-                self._silent = self._silent and response.requests[0].members != 0
+                self._silent = self._silent and response.requests[0].process_set_id != 0
             except Exception as raised:
                 error = CommunicationError(f"{response.requests[0].describe()} {list(found)} failed: {raised}")
                 error.__cause__ = raised
@@ -172,7 +172,7 @@ class Runtime:
             for entry in found.values():
                 entry.end(error)
 
-    def _is_meant(self, key: tuple[int, str], response: Response) -> bool:
+    def _is_addressed(self, key: tuple[int, str], response: Response) -> bool:
         is_for = not response.to or self._rank in response.to
         return key in self._entries and is_for and self._rank not in response.absent
 
@@ -191,7 +191,7 @@ class Runtime:
 
     def _fail(self, kind: type[Exception], why: str) -> None:
         with self._lock:
-            entries, self._entries = [*self._moving, *self._entries.values()], {}
+            entries, self._entries = [*self._executing, *self._entries.values()], {}
             joining, self._joining = self._joining, None
         for entry in entries if joining is None else [*entries, joining]:
             entry.end(_named(kind, entry, why))

@@ -10,7 +10,7 @@ ALLOWED = {
         "engines.select",
         "engines.torch_timeout",
         "errors",
-        "frontends.horovod.whose",
+        "frontends.horovod.runtime_selection",
         "native.module",
         "session.worker",
         "settings",

@@ -31,7 +31,7 @@ def hvd() -> Any:
     os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"  # cores are few: a rank that waits must not keep one busy
     os.environ["HVD_COMPRESS_ADAPT"] = "0"  # what is sent is compared; the controller has tests of its own
     prepare()
-    from hvd_compress.frontends.horovod.whose import hvd
+    from hvd_compress.frontends.horovod.runtime_selection import hvd
 
     hvd.init()
     return hvd
@@ -109,7 +109,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_sessionfinish(exitstatus: int) -> None:
     if exitstatus == pytest.ExitCode.OK:
         # The first rank to end makes Horovod shut MPI down, under whatever another one still does with it.
-        from hvd_compress.frontends.horovod.whose import hvd
+        from hvd_compress.frontends.horovod.runtime_selection import hvd
 
         hvd.barrier()
     elif exitstatus != pytest.ExitCode.NO_TESTS_COLLECTED:

@@ -10,9 +10,9 @@ import torch
 
 import hvd_compress.torch as hvd
 from hvd_compress.engines.base import ALGORITHMS
-from hvd_compress.frontends.horovod.plain import PlainOptimizer
-from hvd_compress.frontends.horovod.whose import RUNTIME
-from hvd_compress.frontends.horovod.whose import hvd as runtime
+from hvd_compress.frontends.horovod.runtime_selection import RUNTIME
+from hvd_compress.frontends.horovod.runtime_selection import hvd as runtime
+from hvd_compress.frontends.horovod.uncompressed import UncompressedOptimizer
 from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer
 from hvd_compress.request.request import Request
 from tests.harness import (
@@ -154,7 +154,7 @@ def test_stock_compression_takes_horovods_own_path(name: str) -> None:
         theirs, ours = vars(runtime.optimizer._DistributedOptimizer), vars(type(optimizer))
         assert all(ours[key] is theirs[key] for key in ("__init__", "synchronize", "skip_synchronize", "zero_grad"))
     else:
-        assert isinstance(optimizer, PlainOptimizer)
+        assert isinstance(optimizer, UncompressedOptimizer)
     kept = optimizer._compression if RUNTIME == "horovod" else optimizer._exchange.compression
     assert kept is getattr(hvd.Compression, name)
     finish(train(optimizer, model))

@@ -17,7 +17,7 @@ from torch import nn
 
 import hvd_compress.torch as hvd
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
-from hvd_compress.frontends.horovod.whose import RUNTIME
+from hvd_compress.frontends.horovod.runtime_selection import RUNTIME
 from tests.parallel.training import (
     EXACT,
     STEPS,

@@ -77,7 +77,7 @@ USES = {
 ONE_STEP = """
 import torch
 import hvd_compress.torch as hvd
-from hvd_compress.frontends.horovod import whose
+from hvd_compress.frontends.horovod import runtime_selection
 hvd.init()
 model = torch.nn.Sequential(torch.nn.Linear(3, 4), hvd.SyncBatchNorm(4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -88,7 +88,7 @@ model(torch.ones(2, 3)).sum().backward()
 optimizer.step()
 assert hvd.allreduce(torch.ones(2)).tolist() == [1, 1] and hvd.rank() == 0 and hvd.size() == 1
 hvd.shutdown()
-print(f"{whose.RUNTIME}: {whose.WHY}")
+print(f"{runtime_selection.RUNTIME}: {runtime_selection.WHY}")
 """
 
 TELL = """

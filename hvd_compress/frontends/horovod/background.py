@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hvd_compress.frontends.horovod.whose import RUNTIME, hvd
+from hvd_compress.frontends.horovod.runtime_selection import RUNTIME, hvd
 
 _inits = hvd.init  # patch_horovod() puts ours in its place
 _THREADS = Path("/proc/self/task")

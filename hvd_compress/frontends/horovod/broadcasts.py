@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hvd_compress.errors import ConfigError
-from hvd_compress.frontends.horovod.whose import hvd
+from hvd_compress.frontends.horovod.runtime_selection import hvd
 
 global_process_set = hvd.global_process_set
 _horovods_broadcast_async = hvd.broadcast_async  # now, as patch_horovod() replaces them there

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvd_compress import compression
-from hvd_compress.frontends.horovod.whose import hvd
+from hvd_compress.frontends.horovod.runtime_selection import hvd
 
 
 class Compression(compression.Compression, hvd.Compression):  # type: ignore[misc]

@@ -18,10 +18,10 @@ from hvd_compress.engines.horovod import HorovodEngine
 from hvd_compress.engines.select import choose_arrivals, choose_engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.frontends.alone import request_of
-from hvd_compress.frontends.horovod import plain
+from hvd_compress.frontends.horovod import uncompressed
 from hvd_compress.frontends.horovod.background import give_way
+from hvd_compress.frontends.horovod.runtime_selection import RUNTIME, hvd
 from hvd_compress.frontends.horovod.stock import is_stock, watch_stock
-from hvd_compress.frontends.horovod.whose import RUNTIME, hvd
 from hvd_compress.frontends.optimizer import refusals
 from hvd_compress.frontends.optimizer.named_parameters import name_parameters, trainable
 from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer, wrap
@@ -140,9 +140,9 @@ def _plainly(
         raise ConfigError(f"op = {op!r} is not one of hvd.Average, hvd.Sum, hvd.Adasum")
     names = name_parameters(optimizer, named_parameters)
     asked = _named_groups(groups if groups is not None else num_groups, trainable(names))
-    exchange = plain.Exchange(compression, op, _checked_factor(factor, op), asked, sparse_as_dense, process_set)
+    exchange = uncompressed.Exchange(compression, op, _checked_factor(factor, op), asked, sparse_as_dense, process_set)
     passes = check_whole("backward_passes_per_step", passes, 1)
-    return plain.wrap(optimizer, names, exchange, passes)
+    return uncompressed.wrap(optimizer, names, exchange, passes)
 
 
 def _require_started() -> None:

@@ -13,8 +13,8 @@ from torch import nn
 
 from hvd_compress.errors import ConfigError
 from hvd_compress.frontends.horovod.broadcasts import broadcast_async_, on_the_wire, synchronize
+from hvd_compress.frontends.horovod.runtime_selection import hvd
 from hvd_compress.frontends.horovod.stock import is_stock
-from hvd_compress.frontends.horovod.whose import hvd
 from hvd_compress.frontends.optimizer.optimizer import STATE_KEY
 from hvd_compress.runtime.objects import Pickler
 

@@ -19,7 +19,7 @@ from hvd_compress.frontends.horovod.compression import Compression
 from hvd_compress.frontends.horovod.distributed import DistributedOptimizer
 from hvd_compress.frontends.horovod.optimizer_state import broadcast_optimizer_state
 from hvd_compress.frontends.horovod.parameters import broadcast_parameters
-from hvd_compress.frontends.horovod.whose import RUNTIME, hvd
+from hvd_compress.frontends.horovod.runtime_selection import RUNTIME, hvd
 
 _OURS = {
     "Compression": Compression,

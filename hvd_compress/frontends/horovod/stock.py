@@ -6,13 +6,13 @@ import sys
 import weakref
 from typing import Any, NoReturn
 
-from hvd_compress.frontends.horovod.plain import PlainOptimizer
+from hvd_compress.frontends.horovod.uncompressed import UncompressedOptimizer
 from hvd_compress.frontends.optimizer.watchers import register, replaced
 
 
 def is_stock(optimizer: Any) -> bool:
     """Tell as Horovod itself does: it copies its methods into a new class. On our runtime it is a plain one."""
-    return isinstance(optimizer, PlainOptimizer) or type(optimizer).__module__ == "horovod.torch.optimizer"
+    return isinstance(optimizer, UncompressedOptimizer) or type(optimizer).__module__ == "horovod.torch.optimizer"
 
 
 def watch_stock(optimizer: Any) -> None:

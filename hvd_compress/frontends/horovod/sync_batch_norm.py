@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hvd_compress.frontends.horovod.whose import hvd
+from hvd_compress.frontends.horovod.runtime_selection import hvd
 
 
 class SyncBatchNorm(_BatchNorm):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvd_compress.runtime.connections import RequestCache
 from hvd_compress.runtime.coordinator import Coordinator
-from hvd_compress.runtime.line import Shorthand
 from hvd_compress.runtime.request import (
     ADD_SET,
     ALLGATHER,
@@ -92,7 +92,7 @@ def test_rows_of_all_ranks_are_told() -> None:
         (Request(BROADCAST, "x", dtype="float32", shape=(1,), root=5), "its root, rank 5, is not in the process set"),
         (Request(ALLTOALL, "x", dtype="float32", shape=(3,), splits=(1, 1)), r"splits \[1, 1\].*2 ranks, 3 in all"),
         (Request(ALLGATHER, "x", dtype="float32"), "has no rows"),
-        (summed("x", members=7), "no process set 7"),
+        (summed("x", process_set_id=7), "no process set 7"),
     ],
 )
 def test_what_all_want_wrongly_is_an_error(request_: Request, words: str) -> None:
@@ -110,7 +110,7 @@ def test_a_rank_that_is_missing_is_told_of_once_and_then_given_up() -> None:
     assert list(coordinator.overdue(12.0, 3.0)) == []
     assert list(coordinator.overdue(14.0, 3.0)) == [(summed("x"), [1], 4.0)]
     assert list(coordinator.overdue(15.0, 3.0)) == []
-    coordinator.give_up(16.0, 5.0)
+    coordinator.expire(16.0, 5.0)
     (given_up,) = coordinator.take()
     assert (given_up.to, given_up.missing) == ((0, 2), True)
     coordinator.submit(1, summed("x"), 17.0)
@@ -140,8 +140,8 @@ def test_a_gather_does_not_bear_ranks_that_have_joined() -> None:
 @given(st.lists(st.sampled_from("abcdefgh"), max_size=60))
 def test_both_ends_of_a_connection_number_alike(sent: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hvd_compress.runtime.line.REMEMBERED", 4)
-        here, there = Shorthand(), Shorthand()
+        patch.setattr("hvd_compress.runtime.connections.REMEMBERED", 4)
+        here, there = RequestCache(), RequestCache()
         for name in sent:
             said = here.encode(summed(name))
             assert there.decode(said if isinstance(said, int) else list(said)) == summed(name)
@@ -192,8 +192,8 @@ def test_who_leaves_while_it_has_joined_takes_part_in_nothing() -> None:
 def test_tensors_of_a_set_that_is_removed_are_refused() -> None:
     coordinator = asked(2, Request(ADD_SET, "new", shape=(0, 1)))
     (response,) = coordinator.take()
-    coordinator.submit(0, summed("x", members=response.last), 0.0)
-    for request_ in (Request(REMOVE_SET, "old", shape=(response.last,)), summed("y", members=response.last)):
+    coordinator.submit(0, summed("x", process_set_id=response.last), 0.0)
+    for request_ in (Request(REMOVE_SET, "old", shape=(response.last,)), summed("y", process_set_id=response.last)):
         for rank in range(2):
             coordinator.submit(rank, request_, 0.0)
     *refused, removed = coordinator.take()
@@ -201,7 +201,7 @@ def test_tensors_of_a_set_that_is_removed_are_refused() -> None:
         f"allreduce of {name!r}: process set {response.last} is removed" for name in "xy"
     ]
     assert not removed.error
-    coordinator.give_up(99.0, 1.0)
+    coordinator.expire(99.0, 1.0)
 
 
 def test_one_rank_without_rows_is_an_error() -> None:

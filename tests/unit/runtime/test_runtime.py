@@ -97,7 +97,7 @@ def test_it_reduces(op: str, dtype: torch.dtype, size: int) -> None:
 
 def test_it_scales_before_and_after() -> None:
     def body(runtime: Runtime, rank: int) -> Any:
-        return run(runtime, ALLREDUCE, "x", torch.full((3,), rank + 1.0), op=SUM, before=0.5, after=4.0)
+        return run(runtime, ALLREDUCE, "x", torch.full((3,), rank + 1.0), op=SUM, prescale=0.5, postscale=4.0)
 
     assert all(torch.equal(found, torch.full((3,), 6.0)) for found in in_ranks(2, body))
 
@@ -165,7 +165,7 @@ def test_ranks_submit_in_orders_of_their_own() -> None:
 
 def test_names_that_nobody_gave_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ends forget numbers alike."""
-    monkeypatch.setattr("hvd_compress.runtime.line.REMEMBERED", 3)
+    monkeypatch.setattr("hvd_compress.runtime.connections.REMEMBERED", 3)
 
     def body(runtime: Runtime, rank: int) -> Any:
         return [run(runtime, ALLREDUCE, str(step % 5), torch.ones(2), op=SUM).tolist() for step in range(20)]
@@ -178,10 +178,12 @@ def test_a_process_set_is_matched_by_itself() -> None:
         number = runtime.add_set([0, 2])
         other = runtime.add_set([1])
         mine = other if rank == 1 else number
-        found = run(runtime, ALLREDUCE, "x", torch.full((2,), rank + 1.0), op=SUM, members=mine).tolist()
+        found = run(runtime, ALLREDUCE, "x", torch.full((2,), rank + 1.0), op=SUM, process_set_id=mine).tolist()
         everybody = run(runtime, ALLREDUCE, "x", torch.ones(1), op=SUM).tolist()
         if rank != 1:
-            sent = run(runtime, BROADCAST, "sent", torch.full((1,), float(rank)), root=2, members=number).tolist()
+            sent = run(
+                runtime, BROADCAST, "sent", torch.full((1,), float(rank)), root=2, process_set_id=number
+            ).tolist()
             assert sent == [2.0]
         runtime.remove_set(number)
         return found, everybody
@@ -211,7 +213,7 @@ def test_who_has_joined_takes_part_with_zeros() -> None:
         ({"tensor": torch.ones(2).int()}, r"rank 1 allreduce of int32 \[2\]"),
         ({"op": MAX}, r"rank 1 allreduce of float32 \[2\] by Max"),
         ({"verb": ALLGATHER, "op": ""}, r"rank 1 allgather of float32 \[2\]"),
-        ({"after": 0.5}, r"times 1 and 0\.5"),
+        ({"postscale": 0.5}, r"times 1 and 0\.5"),
     ],
 )
 def test_what_differs_is_an_error_that_names_both_sides(other: dict[str, Any], words: str) -> None:

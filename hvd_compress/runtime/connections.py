@@ -38,43 +38,43 @@ def connect(engine: Engine, timeout_s: float) -> dict[int, Connection]:
     if engine.world_size == 1:
         return {}
     if engine.rank:
-        told = engine.allgather_json(None)[0]
-        return {0: _call(engine.rank, told, timeout_s)}
+        endpoint = engine.allgather_json(None)[0]
+        return {0: _call(engine.rank, endpoint, timeout_s)}
     with socket.create_server(("", 0), backlog=engine.world_size) as server:
         token = secrets.token_bytes(_TOKEN_BYTES)
         engine.allgather_json([_addresses(), server.getsockname()[1], token.hex()])
         end = time.monotonic() + timeout_s
-        lines: dict[int, Connection] = {}
-        while len(lines) < engine.world_size - 1:
+        connections: dict[int, Connection] = {}
+        while len(connections) < engine.world_size - 1:
             server.settimeout(max(0.01, end - time.monotonic()))
             try:
                 found, _ = server.accept()
             except TimeoutError:
-                missing = [rank for rank in range(1, engine.world_size) if rank not in lines]
+                missing = [rank for rank in range(1, engine.world_size) if rank not in connections]
                 raise CommunicationError(f"ranks {missing} did not connect to rank 0 in {timeout_s:g} s") from None
             rank = _rank_of(found, token)
             if rank is None:
                 found.close()
             else:
-                lines[rank] = _connection(found, timeout_s)
-        return lines
+                connections[rank] = _connection(found, timeout_s)
+        return connections
 
 
 def _rank_of(found: socket.socket, token: bytes) -> int | None:
     """Return which rank has connected; None for a stranger."""
     found.settimeout(_HANDSHAKE_S)
-    said = b""
+    received = b""
     try:
-        while len(said) < _TOKEN_BYTES + 4 and (more := found.recv(_TOKEN_BYTES + 4 - len(said))):
-            said += more
+        while len(received) < _TOKEN_BYTES + 4 and (more := found.recv(_TOKEN_BYTES + 4 - len(received))):
+            received += more
     except OSError:
         return None
-    is_known = len(said) == _TOKEN_BYTES + 4 and hmac.compare_digest(said[:_TOKEN_BYTES], token)
-    return int.from_bytes(said[_TOKEN_BYTES:], "big") if is_known else None
+    is_known = len(received) == _TOKEN_BYTES + 4 and hmac.compare_digest(received[:_TOKEN_BYTES], token)
+    return int.from_bytes(received[_TOKEN_BYTES:], "big") if is_known else None
 
 
-def _call(rank: int, told: Any, timeout_s: float) -> Connection:
-    addresses, port, token = told
+def _call(rank: int, endpoint: Any, timeout_s: float) -> Connection:
+    addresses, port, token = endpoint
     end = time.monotonic() + timeout_s
     while True:
         for address in addresses:
@@ -100,9 +100,9 @@ def _connection(found: socket.socket, timeout_s: float) -> Connection:
     return Connection(found.detach())
 
 
-def cut(line: Connection) -> None:
+def cut(connection: Connection) -> None:
     """Let both ends read that it is over."""
-    with socket.socket(fileno=os.dup(line.fileno())) as found, suppress(OSError):  # it may be over already
+    with socket.socket(fileno=os.dup(connection.fileno())) as found, suppress(OSError):  # it may be over already
         found.shutdown(socket.SHUT_RDWR)
 
 
@@ -119,7 +119,7 @@ def _addresses() -> list[str]:
     return sorted(found, key=lambda address: address.startswith("127."))
 
 
-class Shorthand:
+class RequestCache:
     """One end of a connection: a request that was sent before is a number. Both ends number alike."""
 
     def __init__(self) -> None:
@@ -134,11 +134,11 @@ class Shorthand:
         self._learn(request)
         return request
 
-    def decode(self, said: Any) -> Request:
+    def decode(self, sent: Any) -> Request:
         """Return the request that the other end has encoded."""
-        if isinstance(said, int):
-            return self._known[said]
-        request = Request.of(said)
+        if isinstance(sent, int):
+            return self._known[sent]
+        request = Request.of(sent)
         self._learn(request)
         return request
 
@@ -150,6 +150,6 @@ class Shorthand:
         self._known.append(request)
 
 
-def packed(kind: str, *said: Any) -> bytes:
+def encode_message(kind: str, *fields: Any) -> bytes:
     """Return a message."""
-    return json.dumps([kind, *said], separators=(",", ":")).encode()
+    return json.dumps([kind, *fields], separators=(",", ":")).encode()

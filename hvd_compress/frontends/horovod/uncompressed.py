@@ -20,7 +20,7 @@ from hvd_compress.checks import check_whole
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.frontends.eagerly import eagerly
 from hvd_compress.frontends.gradient_hooks import GradientHooks
-from hvd_compress.frontends.horovod.whose import hvd
+from hvd_compress.frontends.horovod.runtime_selection import hvd
 from hvd_compress.frontends.optimizer import refusals
 from hvd_compress.frontends.optimizer.named_parameters import trainable
 from hvd_compress.frontends.optimizer.watchers import register, replaced
@@ -71,7 +71,7 @@ class Exchange:
         return [self.compression.decompress(*each) for each in zip(found, contexts, strict=True)]
 
 
-class PlainOptimizer(torch.optim.Optimizer):
+class UncompressedOptimizer(torch.optim.Optimizer):
     """Mixed into the class of the user's optimizer by `wrap`. Behaves as Horovod's distributed optimizer does."""
 
     _wrapped: torch.optim.Optimizer
@@ -99,7 +99,7 @@ class PlainOptimizer(torch.optim.Optimizer):
         self._group_of = {parameter: number for number, group in enumerate(self._groups) for parameter in group}
         me = weakref.ref(self)  # a hook must not keep the optimizer alive
         tell = partial(partial, _tell, me)
-        self._hooks = GradientHooks(watched, tell(PlainOptimizer._comes), tell(PlainOptimizer._ready))
+        self._hooks = GradientHooks(watched, tell(UncompressedOptimizer._comes), tell(UncompressedOptimizer._ready))
         register(self, names)
 
     def require_idle(self) -> None:
@@ -255,7 +255,7 @@ class PlainOptimizer(torch.optim.Optimizer):
 
 def wrap(
     optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], exchange: Exchange, passes: int
-) -> PlainOptimizer:
+) -> UncompressedOptimizer:
     """Return an optimizer of a class derived from that of `optimizer`, which shares its parameter groups and state.
 
     Collective where there are groups.
@@ -263,8 +263,8 @@ def wrap(
     Args:
         names: of all its parameters.
     """
-    cls: Any = type(type(optimizer).__name__, (PlainOptimizer, type(optimizer)), {})
-    wrapped: PlainOptimizer = cls.__new__(cls)
+    cls: Any = type(type(optimizer).__name__, (UncompressedOptimizer, type(optimizer)), {})
+    wrapped: UncompressedOptimizer = cls.__new__(cls)
     # A learning-rate scheduler made before wraps `step` of that one object; the class's own is what counts here.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     wrapped._wrapped = optimizer
@@ -301,7 +301,9 @@ def _put(parameter: torch.Tensor, reduced: torch.Tensor) -> None:
 
 
 def _tell(
-    me: weakref.ref[PlainOptimizer], what: Callable[[PlainOptimizer, torch.Tensor], None], parameter: torch.Tensor
+    me: weakref.ref[UncompressedOptimizer],
+    what: Callable[[UncompressedOptimizer, torch.Tensor], None],
+    parameter: torch.Tensor,
 ) -> None:
     optimizer = me()
     if optimizer is not None:
