@@ -80,7 +80,7 @@ class Training:
         self.engine: Engine | None = None
         self.loader: Any
         if method in BASELINES:
-            self.engine = choose_engine("auto").control
+            self.engine = choose_engine("auto", api=hvd).control
             self.engine.locate()
             self.loader = BASELINES[method](endless, {2: self.embedding}, self.engine)
         else:
