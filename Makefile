@@ -56,6 +56,7 @@ help: ## print this
 	@echo "  TORCH_REQUIREMENT  which torch pip installs (now: $(or $(TORCH_REQUIREMENT),that of requirements/torch.txt)); smaller:"
 	@echo "                     make demo TORCH_REQUIREMENT=torch==2.15.0+cpu \\"
 	@echo "                     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
+	@echo "  HVD_COMPRESS_HOROVOD=0  leaves Horovod out; without it hvd_compress.torch has a runtime of its own"
 	@echo "  PYTHONS            what wheels are built for, such as \"3.10 3.12\" (unless given: .venv's Python)"
 	@echo "  WHEEL_TORCH        what wheels are tried with, such as \"torch==2.4.1 torch==2.15.0\" (unless given: the above)"
 	@echo "  LAUNCH_TIMEOUT_S   seconds that one parallel launch of the tests may take (now: $(LAUNCH_TIMEOUT_S))"

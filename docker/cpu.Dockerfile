@@ -21,7 +21,8 @@ ARG TORCH_REQUIREMENT=torch==2.13.0+cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --extra-index-url "$TORCH_INDEX" "$TORCH_REQUIREMENT"
 COPY --chown=hvd:hvd tools/compiler.py tools/install_horovod.py tools/progress.py tools/torch_version.py tools/
-RUN python tools/install_horovod.py
+ARG HOROVOD=1
+RUN [ "$HOROVOD" = 0 ] || python tools/install_horovod.py
 COPY --chown=hvd:hvd requirements/dev.txt requirements/
 RUN pip install -c requirements/dev.txt numpy pydantic mpi4py click rich scikit-learn pytest pytest-timeout hypothesis
 

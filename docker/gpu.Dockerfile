@@ -29,7 +29,8 @@ RUN pip install -r requirements/cuda.txt "$TORCH_REQUIREMENT" \
     && ln -s libnccl.so.2 /opt/hvd/nvidia/nccl/lib/libnccl.so
 ENV CUDA_HOME=/opt/hvd/nvidia/cu13
 COPY --chown=hvd:hvd tools/compiler.py tools/install_horovod.py tools/progress.py tools/torch_version.py tools/
-RUN HOROVOD_GPU_OPERATIONS=NCCL \
+ARG HOROVOD=1
+RUN [ "$HOROVOD" = 0 ] || HOROVOD_GPU_OPERATIONS=NCCL \
     HOROVOD_NCCL_HOME=/opt/hvd/nvidia/nccl HOROVOD_NCCL_LINK=SHARED \
     HOROVOD_CUDA_HOME=$CUDA_HOME HOROVOD_BUILD_CUDA_CC_LIST=80,90,100 HOROVOD_WITHOUT_NVTX=1 \
     PATH=$CUDA_HOME/bin:$PATH python tools/install_horovod.py

@@ -65,6 +65,10 @@ class UsageError(HvdCompressError, RuntimeError):
     """Calls came in an order that has no meaning, such as a second backward pass before step()."""
 
 
+class NotInitializedError(UsageError, ValueError):
+    """hvd.init() comes first: a ValueError, as of Horovod."""
+
+
 class PayloadError(HvdCompressError, ValueError):
     """Bytes that came from another rank are not a valid payload."""
 

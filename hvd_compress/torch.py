@@ -63,6 +63,11 @@ if not _TYPE_CHECKING:
 
     def __getattr__(name: str) -> _Any:
         """Import what a guest brings, when it is named."""
+        if name == "elastic":
+            raise AttributeError(
+                "hvd.elastic needs Horovod's runtime: without it save checkpoints, and let torchrun --max-restarts "
+                "start all ranks again"
+            )
         return _guests.attribute(__name__, name)
 
     def __dir__() -> list[str]:

@@ -28,8 +28,10 @@ PASSED_ON = ("HOROVOD_", "HVD_COMPRESS_", "NCCL_", "GLOO_", "OMP_", "PATH", "PYT
 )
 @click.option("-np", "--num-proc", "ranks", type=click.IntRange(min=1), required=True, help="How many ranks.")
 @click.option("-H", "--hosts", "hosts", default="", help="Where: a:2,b:2 is 2 ranks on each host. Here, by default.")
+@click.option("--gloo", "--mpi", "--verbose", is_flag=True, hidden=True, help="Of horovodrun; what is there decides.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(ranks: int, hosts: str, program: Sequence[str]) -> None:
+def command(ranks: int, hosts: str, gloo: bool, program: Sequence[str]) -> None:
+    del gloo
     words = launch_line(ranks, parsed(hosts), program, os.environ, by_mpi=_has_mpi())
     click.echo(shlex.join(words), err=True)
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
@@ -69,6 +71,7 @@ def launch_line(
     if not by_mpi:
         return _by_torchrun(ranks, hosts, program)
     words = ["mpirun", "-np", str(ranks), "--bind-to", "none", "--map-by", "slot" if hosts else ":OVERSUBSCRIBE"]
+    words += [] if hosts else ["-H", f"localhost:{ranks}"]  # else the hosts of an allocation
     words += ["--allow-run-as-root"] if os.geteuid() == 0 else []  # as horovodrun
     if hosts:
         names = sorted(name for name in environment if name.startswith(PASSED_ON))

@@ -223,7 +223,8 @@ def _require_threads() -> None:
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise UnsupportedError(
             "the MPI engine needs MPI_THREAD_MULTIPLE, but MPI was started with less: do not set "
-            "HOROVOD_MPI_THREADS_DISABLE or mpi4py.rc.thread_level, or say .by(engine='horovod')"
+            "HOROVOD_MPI_THREADS_DISABLE or mpi4py.rc.thread_level, or launch with torchrun, or say "
+            ".by(engine='horovod')"
         )
 
 

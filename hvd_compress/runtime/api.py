@@ -135,7 +135,7 @@ def mpi_built() -> bool:
 
 def mpi_enabled() -> bool:
     """Return whether they have met over MPI."""
-    return world().engine.name == "MPI"
+    return is_initialized() and world().engine.name == "MPI"
 
 
 def mpi_threads_supported() -> bool:
@@ -150,7 +150,7 @@ def gloo_built() -> bool:
 
 def gloo_enabled() -> bool:
     """Return whether ranks have met over gloo."""
-    return world().engine.name == "torch"
+    return is_initialized() and world().engine.name == "torch"
 
 
 def nccl_built() -> int:

@@ -21,6 +21,10 @@ class NoneCompressor:
         return tensor if context is None else tensor.to(context)
 
 
+Compressor = NoneCompressor
+"""What Horovod calls the base of a program's own."""
+
+
 class FP16Compressor(NoneCompressor):
     """Sends floating-point numbers as half."""
 

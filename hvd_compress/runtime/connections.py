@@ -86,7 +86,9 @@ def _call(rank: int, endpoint: Any, timeout_s: float) -> Connection:
                 continue
             return _connection(found, timeout_s)
         if time.monotonic() > end:
-            raise CommunicationError(f"rank {rank} cannot connect to rank 0 at {addresses} port {port}: {failed}")
+            raise CommunicationError(
+                f"rank {rank} cannot connect to rank 0 at {addresses} port {port}: {failed}; allow TCP between hosts"
+            )
         time.sleep(_PAUSE_S)
 
 

@@ -27,6 +27,7 @@ ROWS_DIFFER = (ALLGATHER, ALLTOALL)
 ALLOW_JOINED = (ALLREDUCE, BARRIER)
 """Verbs in which those that have joined take part with zeros."""
 
+_SLOW = "; where one is only slow, as while it evaluates alone, raise HVD_COMPRESS_TIMEOUT_S on all ranks"
 _Key = tuple[int, str]
 
 
@@ -134,7 +135,7 @@ class Coordinator:
                 continue
             missing = self._missing(key[0], waiting)
             words = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-            why = f"{words} did not submit it within {after_s:g} s, as {_listed(waiting.requests)} did"
+            why = f"{words} did not submit it within {after_s:g} s, as {_listed(waiting.requests)} did{_SLOW}"
             self._reject(key, self._waiting.pop(key).requests, why, missing=True, silent=True)
             for rank in missing:
                 self._late[rank, key] = f"other ranks gave it up: {words} did not submit it within {after_s:g} s"

@@ -41,6 +41,8 @@ def submit(
         CommunicationError: a rank is gone.
     """
     own = world()
+    if not tensors:
+        raise ConfigError(f"a group of {verb} has no tensors")
     number = process_set.process_set_id
     if number is None:
         raise ConfigError(f"{process_set} is not registered: pass it to hvd.init() or hvd.add_process_set()")
@@ -68,11 +70,12 @@ def submit(
 
 
 def _entry(request: Request, tensor: torch.Tensor, output: torch.Tensor | None) -> Entry:
-    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-        layout = getattr(tensor, "layout", "")
+    if not isinstance(tensor, torch.Tensor):
+        raise ConfigError(f"{request.verb} takes a tensor, not a {type(tensor).__name__}: pass torch.tensor(value)")
+    if tensor.layout != torch.strided:
         raise ConfigError(
-            f"{request.verb} takes dense tensors, not {type(tensor).__name__} {layout}: pass tensor.to_dense(), or "
-            "call hvd.sparse_allreduce_async()"
+            f"{request.verb} takes dense tensors, not one of {tensor.layout}: pass tensor.to_dense(), or call "
+            "hvd.sparse_allreduce_async()"
         )
     dtype = str(tensor.dtype).removeprefix("torch.")
     if request.op and (dtype.startswith("float8") or (tensor.is_complex() and request.op not in (AVERAGE, SUM))):

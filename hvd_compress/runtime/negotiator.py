@@ -245,7 +245,7 @@ class Negotiator:
             with suppress(Warning):  # that are errors, by python -W: not this thread's end
                 warn_caller(
                     f"{request.verb} of {request.name!r} has waited {seconds:.0f} s for ranks {missing}: they may have "
-                    f"taken another branch, or be slow; it fails after {self._timeout_s:g} s"
+                    f"taken another branch, or be slow; it fails after HVD_COMPRESS_TIMEOUT_S, {self._timeout_s:g} s"
                 )
 
 

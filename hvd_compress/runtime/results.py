@@ -19,7 +19,7 @@ def results_at(tensors: Sequence[torch.Tensor], one: bool = False) -> Callable[[
     """Return what brings results to the devices of `tensors`."""
 
     def finish(results: list[Any]) -> Any:
-        found = [result.to(tensor.device) for result, tensor in zip(results, tensors, strict=True)]
+        found = tuple(result.to(tensor.device) for result, tensor in zip(results, tensors, strict=True))
         return found[0] if one else found
 
     return finish
@@ -33,7 +33,7 @@ def results_into(outputs: Sequence[torch.Tensor], one: bool = False) -> Callable
         for result, output in zip(results, outputs, strict=True):
             if result.data_ptr() != output.data_ptr() or result.device != output.device:
                 output.copy_(result)
-        return outputs[0] if one else list(outputs)
+        return outputs[0] if one else tuple(outputs)
 
     return finish
 

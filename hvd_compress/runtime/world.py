@@ -9,7 +9,7 @@ from typing import Any
 
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.leave import at_end
-from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.errors import ConfigError, NotInitializedError
 from hvd_compress.runtime.runtime import Runtime
 from hvd_compress.runtime.start import start
 from hvd_compress.settings import Settings
@@ -53,6 +53,10 @@ class ProcessSet:
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
+        if not isinstance(ranks, Iterable):
+            raise ConfigError(
+                f"a process set is a list of ranks, not {ranks!r}: pass communicator.allgather(hvd.rank())"
+            )
         self.ranks: list[int] | None = sorted(ranks)
         self.process_set_id: int | None = None
         if any(isinstance(each, bool) or not isinstance(each, int) for each in self.ranks):
@@ -88,9 +92,9 @@ _end: Callable[[], object] = lambda: None  # noqa: E731
 
 
 def world() -> World:
-    """Return what init() has made. Raises UsageError before it, and after shutdown()."""
+    """Return what init() has made. Raises NotInitializedError before it, and after shutdown()."""
     if _world is None:
-        raise UsageError("hvd.init() comes first: without it there are no ranks")
+        raise NotInitializedError("hvd.init() comes first: without it there are no ranks")
     return _world
 
 

@@ -148,8 +148,9 @@ def _plainly(
 def _require_started() -> None:
     if os.environ.get("HOROVOD_ELASTIC") == "1":
         raise UnsupportedError(
-            "elastic jobs change their ranks, which this version cannot follow: take Compression.none, on Horovod's "
-            "runtime (HVD_COMPRESS_RUNTIME=horovod)"
+            "elastic jobs change their ranks, which this version cannot follow: take Compression.none on Horovod's "
+            "runtime (HVD_COMPRESS_RUNTIME=horovod), or save checkpoints and let torchrun --max-restarts "
+            "start all ranks again"
         )
     if not hvd.is_initialized():
         raise UsageError("hvd.init() comes first: without it there are no ranks to train with")

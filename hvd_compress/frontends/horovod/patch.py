@@ -20,6 +20,7 @@ from hvd_compress.frontends.horovod.distributed import DistributedOptimizer
 from hvd_compress.frontends.horovod.optimizer_state import broadcast_optimizer_state
 from hvd_compress.frontends.horovod.parameters import broadcast_parameters
 from hvd_compress.frontends.horovod.runtime_selection import RUNTIME, hvd
+from hvd_compress.runtime import compression
 
 _OURS = {
     "Compression": Compression,
@@ -35,7 +36,7 @@ _OURS = {
 }
 _HOROVODS = {name: getattr(hvd, name, None) for name in _OURS}
 _NAMES = ("horovod", "horovod.torch")
-_PARTS = ("compression", "functions", "mpi_ops", "optimizer", "sync_batch_norm")
+_PARTS = ("functions", "mpi_ops", "optimizer", "sync_batch_norm")
 """Modules of horovod.torch from which programs import its names."""
 
 
@@ -67,8 +68,12 @@ def _stand_for_horovod(drop_in: ModuleType) -> None:
         )
     package = ModuleType(_NAMES[0], "What stands for Horovod: hvd_compress.torch.")
     package.__spec__, package.__path__ = ModuleSpec(_NAMES[0], None, is_package=True), []
+    exceptions = ModuleType("horovod.common.exceptions")
+    exceptions.HorovodInternalError = hvd.HorovodInternalError  # type: ignore[attr-defined]
+    parts = dict.fromkeys(_PARTS, drop_in) | {"compression": compression}
+    sys.modules.update({f"{_NAMES[1]}.{name}": module for name, module in parts.items()})
+    for name, module in parts.items():
+        setattr(drop_in, name, module)
     package.torch = drop_in  # type: ignore[attr-defined]
     sys.modules.update(zip(_NAMES, (package, drop_in), strict=True))
-    for part in _PARTS:
-        sys.modules[f"{_NAMES[1]}.{part}"] = drop_in
-        setattr(drop_in, part, drop_in)
+    sys.modules["horovod.common"], sys.modules["horovod.common.exceptions"] = package, exceptions

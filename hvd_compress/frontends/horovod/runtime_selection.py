@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from hvd_compress.checks import check_choice
-from hvd_compress.errors import MissingPackageError
+from hvd_compress.errors import ConfigError, MissingPackageError
 from hvd_compress.extras import needed
 from hvd_compress.settings import PREFIX
 from hvd_compress.warned import warn_caller
@@ -21,14 +21,20 @@ def _choose() -> tuple[str, str, ModuleType]:
     """Return the name of a runtime, why it is that one, and the module that has its functions.
 
     Raises:
-        ConfigError: the variable names none.
+        ConfigError: the variable names none, or Horovod under torchrun.
         MissingPackageError: it names Horovod, which cannot be imported.
     """
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     asked = os.environ.get(f"{PREFIX}RUNTIME", "")
     if asked:
         check_choice(f"{PREFIX}RUNTIME", asked, NAMES)
+        if asked == "horovod" and by_torchrun and "HOROVOD_RANK" not in os.environ:
+            raise ConfigError(
+                f"{PREFIX}RUNTIME=horovod under torchrun: Horovod's ranks would not meet. Unset it, or launch with "
+                "mpirun or horovodrun"
+            )
         return asked, f"{PREFIX}RUNTIME={asked}", _imported(asked)
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if by_torchrun:
         return "torch", "torchrun has started this process, by which Horovod's ranks cannot meet", _imported("torch")
     before = set(sys.modules)
     try:
