@@ -168,9 +168,9 @@ def _run_tests(horovod: Path, folder: Path, launcher: str, ranks: int, *, stock:
     pytest += ["test_torch.py"]
     command = [*_launch(launcher, ranks), "sh", "-c", BY_RANK, ".", *pytest]
     code = _call(command, there, there / "log")
-    cases = [case for rank in range(ranks) for case in results.read(there, f"{rank}.xml")]
-    failed = sorted({case.name for case in cases if case.outcome == "failed"})
-    passed = {case.name for case in cases if case.outcome == "passed"} - set(failed)
+    cases = [results.read(there, f"{rank}.xml") for rank in range(ranks)]
+    failed = sorted({case.name for each in cases for case in each if case.outcome == "failed"})
+    passed = set.intersection(*({case.name for case in each if case.outcome == "passed"} for each in cases))
     print(f"{there.name}: {len(passed)} tests pass, {len(failed)} fail, {len(known)} are left out", flush=True)
     for name in failed:
         print(f"  FAILED {name}: see {there / 'log'}")

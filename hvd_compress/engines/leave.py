@@ -8,6 +8,7 @@ import signal
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 
 _ABORT_LIMIT_S = 10
 
@@ -65,12 +66,13 @@ def _end_all(process: int) -> None:
 def _leave(process: int) -> None:
     if process != os.getpid():
         return
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # `abort` may itself get stuck and hold the interpreter's lock; the kernel's alarm needs no lock.
+    # What follows may get stuck and hold the interpreter's lock; the kernel's alarm needs no lock.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_ABORT_LIMIT_S)
     try:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # a full disk, a closed pipe: the process ends all the same
+                stream.flush()
         _aborts[-1]()
     finally:
         os._exit(1)

@@ -99,6 +99,8 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Return the reductions of tensors, moved as one. Gradients flow back, reduced alike."""
+    if not tensors:
+        raise ConfigError("a group of allreduce has no tensors")
     small, contexts = zip(*map(compression.compress, tensors), strict=True)
     rest = op, prescale_factor, postscale_factor, process_set
 

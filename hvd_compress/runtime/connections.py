@@ -22,10 +22,12 @@ REMEMBERED = 4096
 """Requests that both ends of a connection know by number."""
 _SIOCGIFADDR = 0x8915
 _TOKEN_BYTES = 32
+_WELCOME = b"hvd_compress"
 _HANDSHAKE_S = 3.0
 """So long one address, and one caller, may take: others may answer."""
 _PAUSE_S = 0.1
-_LONGEST_S = 1e6  # of what a socket takes
+_STUCK_S = 5.0
+"""A process that is stopped: buffers hold thousands of messages, and everybody else waits meanwhile."""
 
 
 def connect(engine: Engine, timeout_s: float) -> dict[int, Connection]:
@@ -55,8 +57,11 @@ def connect(engine: Engine, timeout_s: float) -> dict[int, Connection]:
             rank = _rank_of(found, token)
             if rank is None:
                 found.close()
-            else:
-                connections[rank] = _connection(found, timeout_s)
+                continue
+            if rank in connections:  # it did not get the answer in time, and calls again
+                connections[rank].close()
+            connections[rank] = _connection(found, timeout_s)
+            connections[rank].send_bytes(_WELCOME)
         return connections
 
 
@@ -76,15 +81,17 @@ def _rank_of(found: socket.socket, token: bytes) -> int | None:
 def _call(rank: int, endpoint: Any, timeout_s: float) -> Connection:
     addresses, port, token = endpoint
     end = time.monotonic() + timeout_s
+    failed: Exception | None = None
     while True:
         for address in addresses:
             try:
                 found = socket.create_connection((address, port), _HANDSHAKE_S)
                 found.sendall(bytes.fromhex(token) + rank.to_bytes(4, "big"))
-            except OSError as error:
+                connection = _connection(found, timeout_s)
+                if connection.recv_bytes(len(_WELCOME)) == _WELCOME:
+                    return connection
+            except (OSError, EOFError) as error:
                 failed = error
-                continue
-            return _connection(found, timeout_s)
         if time.monotonic() > end:
             raise CommunicationError(
                 f"rank {rank} cannot connect to rank 0 at {addresses} port {port}: {failed}; allow TCP between hosts"
@@ -93,12 +100,13 @@ def _call(rank: int, endpoint: Any, timeout_s: float) -> Connection:
 
 
 def _connection(found: socket.socket, timeout_s: float) -> Connection:
-    """Return a connection that waits only so long for an other end that takes nothing: BlockingIOError."""
+    """Return a connection that raises BlockingIOError where its other end reads nothing, or stops within a message."""
     found.settimeout(None)
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    seconds = min(timeout_s, _LONGEST_S)
-    whole = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, whole)
+    seconds = min(timeout_s, _STUCK_S)
+    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+        found.setsockopt(socket.SOL_SOCKET, option, limit)
     return Connection(found.detach())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +16,9 @@ from hvd_compress.runtime.request import (
     ALLTOALL,
     BARRIER,
     JOIN,
+    MAX,
+    MIN,
+    PRODUCT,
     REDUCESCATTER,
     REMOVE_SET,
     Request,
@@ -33,7 +36,7 @@ _Key = tuple[int, str]
 
 @dataclass
 class _Waiting:
-    """A tensor for which not all ranks have asked. `requests` are by rank; `since` the time of the first."""
+    """A tensor for which ranks have asked: `requests` by rank, the first at `since`."""
 
     since: float
     requests: dict[int, Request] = field(default_factory=dict)
@@ -55,11 +58,12 @@ class Coordinator:
         self._next_set = 1
         self._fusion_bytes = fusion_bytes
         self._waiting: dict[_Key, _Waiting] = {}
-        self._complete: dict[_Key, dict[int, Request]] = {}
+        self._complete: dict[_Key, _Waiting] = {}  # for their group
         self._answers: list[Response] = []
         self._joined: dict[int, None] = {}  # in their order
         self._gone: dict[int, str] = {}
         self._late: dict[tuple[int, _Key], str] = {}
+        self._asked_at = 0.0  # when a rank has last asked for something, or joined
 
     @property
     def waits(self) -> bool:
@@ -69,43 +73,47 @@ class Coordinator:
     def submit(self, rank: int, request: Request, now: float) -> None:
         """Rank `rank` asks for something. Once for each name until that is answered."""
         key = request.process_set_id, request.name
+        self._asked_at = now
         if (late := self._late.pop((rank, key), None)) is not None:
-            self._answers.append(Response((request,), late, (rank,), missing=True))
+            self._reject(key, {rank: request}, late, missing=True)
             return
         self._waiting.setdefault(key, _Waiting(now)).requests[rank] = request
         self._check(key)
 
-    def join(self, rank: int) -> None:
+    def join(self, rank: int, now: float) -> None:
         """Rank `rank` has no more to ask for: it takes part with zeros until all have joined."""
+        self._asked_at = now
         self._joined[rank] = None
+        for key in [key for key in self._late if key[0] == rank]:  # it will not come for what others gave up
+            del self._late[key]
         self._check_all()
 
     def leave(self, rank: int, why: str) -> None:
         """Rank `rank` will never ask again: "has shut down", "is gone"."""
         self._gone.setdefault(rank, why)
         self._joined.pop(rank, None)
-        for key, requests in list(self._complete.items()):
+        for key, complete in list(self._complete.items()):
             if rank in self._sets[key[0]]:
                 del self._complete[key]
-                self._reject(key, requests, f"rank {rank} {why}", missing=True)
+                self._reject(key, complete.requests, f"rank {rank} {why}", missing=True)
         self._check_all()
 
     def first_gone(self) -> str:
         """Say who was the first to leave, and how; "" before any has."""
         return next((f"rank {rank} {why}" for rank, why in self._gone.items()), "")
 
-    def take(self) -> list[Response]:
-        """Return what is to be done now, in order, fused."""
-        groups: dict[_Key, list[_Key]] = {}
-        for key, requests in self._complete.items():
-            groups.setdefault((key[0], _first(requests).group[0] or f"tensor {key[1]}"), []).append(key)
+    def take(self, errors_alone: bool = False) -> list[Response]:
+        """Return what is to be done now, in order, fused; or only what was refused."""
+        if errors_alone:
+            answers, self._answers = self._answers, []
+            return answers
         singles: list[Response] = []
-        for keys in groups.values():
+        for keys in self._groups():
             if keys[0] not in self._complete:  # its process set was removed just now
                 continue
-            if len(keys) < min(each.group[1] for each in self._complete[keys[0]].values()):
+            if not self._is_whole(keys):
                 continue  # its other tensors are waited for
-            group = {key: self._complete.pop(key) for key in keys}
+            group = {key: self._complete.pop(key).requests for key in keys}
             problem = next(
                 filter(None, (self._mismatch(self._sets[key[0]], requests) for key, requests in group.items())), ""
             )
@@ -121,6 +129,16 @@ class Coordinator:
             self._joined.clear()
         return answers
 
+    def _groups(self) -> list[list[_Key]]:
+        """Return tensors for which all ranks have asked: those of a group together, each other one alone."""
+        groups: dict[_Key, list[_Key]] = {}
+        for key, complete in self._complete.items():
+            groups.setdefault((key[0], _first(complete.requests).group[0] or f"tensor {key[1]}"), []).append(key)
+        return list(groups.values())
+
+    def _is_whole(self, keys: Sequence[_Key]) -> bool:
+        return len(keys) >= min(each.group[1] for each in self._complete[keys[0]].requests.values())
+
     def overdue(self, now: float, after_s: float) -> Iterator[tuple[Request, list[int], float]]:
         """Yield, once each, what has waited so long: the request, the ranks that are missing, and the seconds."""
         for (process_set_id, _), waiting in self._waiting.items():
@@ -129,16 +147,29 @@ class Coordinator:
                 yield _first(waiting.requests), self._missing(process_set_id, waiting), now - waiting.since
 
     def expire(self, now: float, after_s: float) -> None:
-        """Answer what has waited so long by an error that names who is missing; they get it when they come."""
-        for key, waiting in list(self._waiting.items()):
-            if now - waiting.since <= after_s:
+        """Answer what has waited so long by an error that names who is missing; they get it when they come.
+
+        What has waited half as long for the same ranks fails with it: it is of the same step, which is lost.
+        """
+        missing = {key: self._missing(key[0], waiting) for key, waiting in self._waiting.items()}
+        late = {rank for key, ranks in missing.items() if now - self._waiting[key].since > after_s for rank in ranks}
+        for key, ranks in missing.items():
+            if ranks and late.issuperset(ranks) and now - self._waiting[key].since > after_s / 2:
+                words = f"{_ranks(ranks)} did not submit it within {after_s:g} s"
+                requests = self._waiting.pop(key).requests
+                self._reject(key, requests, f"{words}, as {_ranks(requests)} did{_SLOW}", missing=True, silent=True)
+                self._late.update({(rank, key): f"other ranks gave it up: {words}" for rank in ranks})
+        if self._joined and not self._waiting and not self._complete and now - self._asked_at > after_s:
+            others = [rank for rank in self._sets[0] if rank not in self._joined]
+            why = f"{JOIN}: {_ranks(others)} did neither join nor submit anything within {after_s:g} s{_SLOW}"
+            joined, self._joined = tuple(self._joined), {}
+            self._answers.append(Response((Request(JOIN, JOIN),), why, joined, missing=True, silent=True))
+        for keys in self._groups():
+            if self._is_whole(keys):
                 continue
-            missing = self._missing(key[0], waiting)
-            words = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-            why = f"{words} did not submit it within {after_s:g} s, as {_listed(waiting.requests)} did{_SLOW}"
-            self._reject(key, self._waiting.pop(key).requests, why, missing=True, silent=True)
-            for rank in missing:
-                self._late[rank, key] = f"other ranks gave it up: {words} did not submit it within {after_s:g} s"
+            for key in [key for key in keys if now - self._complete[key].since > after_s]:
+                why = f"other tensors of its group did not come within {after_s:g} s"
+                self._reject(key, self._complete.pop(key).requests, why, missing=True)
 
     def _missing(self, process_set_id: int, waiting: _Waiting) -> list[int]:
         return [
@@ -165,11 +196,11 @@ class Coordinator:
             why = f"rank {gone[0]} {self._gone[gone[0]]}"
         elif self._missing(key[0], self._waiting[key]):
             return
-        del self._waiting[key]
+        since = self._waiting.pop(key).since
         if why or ranks is None:
             self._reject(key, requests, why, missing=bool(gone))
         else:
-            self._complete[key] = {rank: requests[rank] for rank in ranks if rank in requests}
+            self._complete[key] = _Waiting(since, {rank: requests[rank] for rank in ranks if rank in requests})
 
     def _reject(
         self, key: _Key, requests: Mapping[int, Request], why: str, *, missing: bool = False, silent: bool = False
@@ -186,6 +217,8 @@ class Coordinator:
                 return f"rank {first} wants {requests[first].describe()}, and rank {rank} {requests[rank].describe()}"
         request = requests[first]
         absent = [rank for rank in ranks if rank not in requests]
+        if absent and request.op in (MIN, MAX, PRODUCT):
+            return f"rank {absent[0]} has joined, and its zeros would change a {request.op}"
         if absent and request.verb not in ALLOW_JOINED:
             return f"rank {absent[0]} has joined, and takes part in allreduces and barriers alone"
         if request.verb in (*ROWS_DIFFER, REDUCESCATTER) and not all(each.shape for each in requests.values()):
@@ -223,7 +256,7 @@ class Coordinator:
 
     def _remove_set(self, number: int) -> None:
         self._sets.pop(number, None)
-        of_set = {key: waiting.requests for key, waiting in self._waiting.items()} | self._complete
+        of_set = {key: each.requests for key, each in (self._waiting | self._complete).items()}
         for key in [key for key in of_set if key[0] == number]:
             self._waiting.pop(key, None)
             self._complete.pop(key, None)
@@ -265,5 +298,5 @@ def _kind(request: Request) -> Request:
     return request._replace(shape=shape, splits=())
 
 
-def _listed(ranks: Mapping[int, Request]) -> str:
+def _ranks(ranks: Collection[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"

@@ -10,6 +10,7 @@ import torch
 
 from hvd_compress.errors import ConfigError
 from hvd_compress.runtime.executor import Entry
+from hvd_compress.runtime.reduce import can_reduce
 from hvd_compress.runtime.request import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM, Request
 from hvd_compress.runtime.world import ProcessSet, world
 
@@ -35,8 +36,8 @@ def submit(
     """Submit tensors, several as a group, and return a handle. `finish` makes of their results what it stands for.
 
     Raises:
-        ConfigError: no tensor, a sparse one, a process set that is not in use or without this rank, or a name that is
-            in flight.
+        ConfigError: no tensors, a sparse one, a dtype that has no such operation, a process set that is not in use or
+            without this rank, or a name that is in flight.
         UsageError: before init().
         CommunicationError: a rank is gone.
     """
@@ -51,25 +52,21 @@ def submit(
             f"rank {own.engine.rank} is not in the process set of ranks {process_set.ranks}: call {verb} where "
             "process_set.included() alone"
         )
+    request = Request(verb, "", number, **fields)
+    into = [None] * len(tensors) if outputs is None else outputs
+    entries = [_entry(request, *each) for each in zip(tensors, into, strict=True)]
+    # The last that can fail: ranks count what has no name.
     whole = own.unnamed(f"{verb}.{number}" if number else verb) if name is None else f"{verb}.{name}"
-    one = len(tensors) == 1
-    entries = [
-        _entry(
-            Request(
-                verb, whole if one else f"{whole}.{place}", number, group=("" if one else whole, len(tensors)), **fields
-            ),
-            tensor,
-            None if outputs is None else outputs[place],
-        )
-        for place, tensor in enumerate(tensors)
-    ]
+    for place, entry in enumerate(entries):
+        parts = (whole, ("", 1)) if len(entries) == 1 else (f"{whole}.{place}", (whole, len(entries)))
+        entry.request = entry.request._replace(name=parts[0], group=parts[1])
     own.runtime.submit(entries)
     handle = next(_numbers)
     _in_flight[handle] = entries, finish
     return handle
 
 
-def _entry(request: Request, tensor: torch.Tensor, output: torch.Tensor | None) -> Entry:
+def _entry(request: Request, tensor: Any, output: torch.Tensor | None) -> Entry:
     if not isinstance(tensor, torch.Tensor):
         raise ConfigError(f"{request.verb} takes a tensor, not a {type(tensor).__name__}: pass torch.tensor(value)")
     if tensor.layout != torch.strided:
@@ -78,12 +75,15 @@ def _entry(request: Request, tensor: torch.Tensor, output: torch.Tensor | None) 
             "hvd.sparse_allreduce_async()"
         )
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if request.op and (dtype.startswith("float8") or (tensor.is_complex() and request.op not in (AVERAGE, SUM))):
-        raise ConfigError(f"{request.verb} of {dtype} has no {request.op}: take hvd.Average or hvd.Sum of float32")
+    if tensor.is_quantized or (request.op and request.op != ADASUM and not can_reduce(tensor.dtype, request.op)):
+        raise ConfigError(f"{request.verb} of {dtype} has no {request.op}: take another dtype, such as float32")
     given = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    if output is not None:  # `finish` writes to those of a GPU, and of inference mode, in the caller's thread
+    if (
+        output is not None
+    ):  # `finish` writes to those of a GPU, of inference mode, or conjugated, in the caller's thread
         _require_writable(request.verb, output)
-        output = None if output.is_cuda or output.is_inference() else output.detach()
+        is_lazy = output.is_conj() or output.is_neg()
+        output = None if output.is_cuda or output.is_inference() or is_lazy else output.detach()
     return Entry(request._replace(dtype=dtype, shape=tuple(tensor.shape)), given, output)
 
 

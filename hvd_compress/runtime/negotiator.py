@@ -36,7 +36,8 @@ class Negotiator:
         fusion_bytes: as Coordinator.
         timeout_s: how long a tensor waits for ranks that do not submit it.
         deliver: takes each answer, one after the other, the same on all ranks.
-        lost: called once, with words, when rank 0 or a rank that has not left is gone.
+        lost: called with words when rank 0, or a rank that has not left, is gone, or has lost its own runtime.
+        watch: called now and then, with time.monotonic(), where there are other ranks.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class Negotiator:
         timeout_s: float,
         deliver: Callable[[Response], None],
         lost: Callable[[str], None],
+        watch: Callable[[float], None],
     ) -> None:
         self._rank, self._timeout_s = engine.rank, timeout_s
-        self._deliver, self._lost = deliver, lost
+        self._deliver, self._lost, self._watch = deliver, lost, watch
         self._lock = threading.Lock()
         self._connections = connect(engine, timeout_s)
         self._received = {rank: RequestCache() for rank in self._connections}
@@ -79,7 +81,7 @@ class Negotiator:
             if self._coordinator is None:
                 self._send(encode_message("join"))
                 return
-            self._coordinator.join(0)
+            self._coordinator.join(0, time.monotonic())
             self._answer()
 
     def finished(self) -> None:
@@ -103,6 +105,8 @@ class Negotiator:
                 _try_to_send(connection, message)
         self._wake()
         self._thread.join(self._timeout_s)
+        if self._thread.is_alive():
+            self._lost(f"rank 0 did not answer within {self._timeout_s:g} s of shutdown()")
         self._ended = True
         self._wake()
         self._thread.join()
@@ -111,10 +115,22 @@ class Negotiator:
         for end in self._pipe:
             os.close(end)
 
+    def report_lost(self, why: str) -> None:
+        """This rank cannot go on; neither can the others, who would wait for it where it was to take part."""
+        with self._lock:
+            for connection in self._connections.values():
+                _try_to_send(connection, encode_message("lost", why))
+
     def _why_it_leaves(self) -> str:
         """Rank 0 knows of a rank that has left before: the cause, perhaps."""
         before = self._coordinator.first_gone() if self._coordinator is not None else ""
         return f"rank {self._rank} has shut down{before and ', after ' + before}"
+
+    def forget(self) -> None:
+        """In a process that was forked: close what it has inherited, and say nothing."""
+        self._closing = True
+        for connection in self._connections.values():
+            connection.close()
 
     def _send(self, message: bytes) -> None:
         """To rank 0, which may be gone: the thread that listens notices, and says so."""
@@ -155,6 +171,7 @@ class Negotiator:
         if now < self._next_check_at:
             return True
         self._next_check_at = now + self._check_s / 10
+        self._watch(now)
         if self._coordinator is not None:
             self._check_deadlines(now)
         elif now - self._received_at > self._timeout_s + CHECK_S:
@@ -179,12 +196,15 @@ class Negotiator:
                 for each in fields[0]:
                     self._coordinator.submit(rank, self._received[rank].decode(each), time.monotonic())
             elif kind == "join":
-                self._coordinator.join(rank)
-            else:
+                self._coordinator.join(rank, time.monotonic())
+            elif kind == "leave":
                 self._left.add(rank)
                 self._coordinator.leave(rank, "has shut down")
                 _try_to_send(connection, encode_message("bye"))
             self._answer()
+        if kind == "lost":
+            self.report_lost(fields[0])
+            self._lost(fields[0])
         return bool(kind != "leave")
 
     def _handle_answer(self, kind: str, fields: list[Any]) -> bool:
@@ -219,11 +239,11 @@ class Negotiator:
         self._lost(why)
 
     def _answer(self) -> None:
-        """Tell all ranks what to do next, where rank 0 has nothing else to do. Held: the lock."""
+        """Send all ranks what to do next, where rank 0 has nothing else to do, and errors at once. Held: the lock."""
         assert self._coordinator is not None
-        if self._ended or self._unfinished > 1:
+        if self._ended:
             return
-        for response in self._coordinator.take():
+        for response in self._coordinator.take(errors_alone=self._unfinished > 1):
             fields = [[self._sent.encode(request) for request in response.requests], *response[1:]]
             message = encode_message("do", fields)
             for connection in self._connections.values():

@@ -202,6 +202,8 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Any]:
     """Return this rank's rows of several reductions. Gradients flow back."""
+    if not tensors:
+        raise ConfigError("a group of reducescatter has no tensors")
     small, contexts = zip(*map(compression.compress, tensors), strict=True)
     factor = prescale_factor * postscale_factor * (set_size(process_set) if op == Sum else 1)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.layout import shard, shard_lengths
+from hvd_compress.engines.limits import MAX_COUNT
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.runtime.request import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
 
@@ -23,6 +25,11 @@ def allreduce(engine: Engine, flat: torch.Tensor, op: str) -> None:
     if op in (SUM, AVERAGE) and flat.dtype in engine.capabilities.sum_dtypes and flat.dtype not in _WIDER:
         engine.allreduce(flat)
         return
+    for part in torch.split(flat, MAX_COUNT // flat.itemsize):
+        _by_owners(engine, part, op)
+
+
+def _by_owners(engine: Engine, flat: torch.Tensor, op: str) -> None:
     size = engine.world_size
     lengths = shard_lengths(flat.numel(), size)
     parts = [as_transferable(engine, flat[shard(flat.numel(), size, rank)]) for rank in range(size)]
@@ -67,6 +74,17 @@ def reduced(tensors: Sequence[torch.Tensor], op: str) -> torch.Tensor:
     raise UnsupportedError(f"no reduction is called {op!r}")
 
 
+@cache
+def can_reduce(dtype: torch.dtype, op: str) -> bool:
+    """Return whether torch has an operation for a dtype: where it has not, nothing is submitted."""
+    try:
+        result = reduced([torch.zeros(1, dtype=dtype, device="cpu")] * 2, op)
+        scale(result, 0.5, 2)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
 def as_transferable(engine: Engine, flat: torch.Tensor) -> torch.Tensor:
     """Return the same memory in a dtype that the engine moves: bytes, where it knows no better."""
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
@@ -81,5 +99,7 @@ def scale(flat: torch.Tensor, factor: float, divisor: int = 1) -> None:
         flat.div_(divisor)
     elif flat.is_floating_point() or flat.is_complex():
         flat.mul_(factor / divisor)
+    elif factor == 1:  # exact
+        flat.div_(divisor, rounding_mode="trunc")
     else:
         flat.copy_(flat.double() * factor / divisor)

@@ -37,12 +37,11 @@ class Runtime:
         self._joining: Entry | None = None
         self._lost: str | None = None
         self._rank, self._timeout_s = engine.rank, timeout_s
-        self._current: Request | None = None  # now, perhaps the first of several
-        self._since = 0.0  # when that has begun
-        self._silent = False  # ranks were waited for in vain, and all have exchanged nothing since
+        self._current: tuple[Request, float] | None = None  # what moves, the first of several, and since when
+        self._silent = False  # a rank timed out without leaving, and nothing has moved among all since
         self._executor = Executor(engine, fusion_bytes)
         self._answers: SimpleQueue[Response | None] = SimpleQueue()
-        self._negotiator = Negotiator(engine, fusion_bytes, timeout_s, self._answers.put, self._lose)
+        self._negotiator = Negotiator(engine, fusion_bytes, timeout_s, self._answers.put, self._lose, self._watch)
         self._thread = threading.Thread(target=self._move_all, name="hvd-compress-runtime", daemon=True)
         self._thread.start()
 
@@ -65,7 +64,7 @@ class Runtime:
             self._entries.update(zip(keys, entries, strict=True))
             try:
                 self._negotiator.submit([entry.request for entry in entries])
-            except Exception:
+            except BaseException:  # Ctrl-C, too
                 for key in keys:
                     del self._entries[key]
                 raise
@@ -77,13 +76,7 @@ class Runtime:
             RanksDifferError: ranks want different things; names both.
             CommunicationError: a rank did not come, has left or is gone.
         """
-        while not entry.done.wait(self._timeout_s):
-            moved, since = self._current, self._since
-            if moved is not None and time.monotonic() - since > self._timeout_s:
-                self._lose(
-                    f"rank {self._rank} has waited {self._timeout_s:g} s for {moved.verb} of {moved.name!r} to end: a "
-                    "rank is stopped, or gone"
-                )
+        entry.done.wait()
         if entry.error is not None:
             raise entry.error
         return entry.result
@@ -128,6 +121,11 @@ class Runtime:
             self._executor.abandon()
         self._executor.close()
 
+    def forget(self) -> None:
+        """In a process that was forked, which is no rank: its threads are gone, and a lock may be held."""
+        self._lock = threading.Lock()
+        self._negotiator.forget()
+
     def _require_open(self, entry: Entry) -> None:
         if self._lost is not None:
             raise _named(CommunicationError, entry, self._lost)
@@ -152,7 +150,7 @@ class Runtime:
             keys = [(request.process_set_id, request.name) for request in response.requests]
             found = {key[1]: self._entries.pop(key) for key in keys if self._is_addressed(key, response)}
             self._executing = tuple(found.values())
-            self._current, self._since = response.requests[0], time.monotonic()
+            self._current = response.requests[0], time.monotonic()
         if response.error:
             self._silent = self._silent or (response.silent and bool(found))
             for entry in found.values():
@@ -168,6 +166,7 @@ class Runtime:
             except Exception as raised:
                 error = CommunicationError(f"{response.requests[0].describe()} {list(found)} failed: {raised}")
                 error.__cause__ = raised
+                self._negotiator.report_lost(str(error))
                 self._lose(str(error))
             for entry in found.values():
                 entry.end(error)
@@ -177,11 +176,24 @@ class Runtime:
         return key in self._entries and is_for and self._rank not in response.absent
 
     def _end_join(self, response: Response) -> None:
+        if response.to and self._rank not in response.to:
+            return
         with self._lock:
             entry, self._joining = self._joining, None
         if entry is not None:
+            self._silent = self._silent or response.silent
             entry.result = response.last
             entry.end(_error_of(response) if response.error else None)
+
+    def _watch(self, now: float) -> None:
+        current = self._current
+        if current is not None and self._lost is None and now - current[1] > self._timeout_s:
+            why = (
+                f"rank {self._rank} has waited {self._timeout_s:g} s for {current[0].verb} of {current[0].name!r} to "
+                "end: a rank is stopped, or gone"
+            )
+            self._negotiator.report_lost(why)
+            self._lose(why)
 
     def _lose(self, why: str) -> None:
         """Nothing can be exchanged any more: say so to all who wait, and to all who come."""

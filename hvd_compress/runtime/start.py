@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable
 from datetime import timedelta
 from importlib.util import find_spec
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
@@ -16,7 +16,10 @@ from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.engines.mpi_environment import SIZES, launched_by_mpi, prepare
 from hvd_compress.errors import CommunicationError, UsageError
 
-_made = itertools.count()
+_made = 0
+"""Groups, which have a name each: all ranks have made as many."""
+_stores: dict[str, Any] = {}
+"""By address: that of rank 0 ends with its store, to which other ranks may come once more."""
 _OF_TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -34,13 +37,20 @@ def start(timeout_s: float) -> tuple[Engine, Callable[[], None]]:
         return _over_torch(timeout_s), lambda: None
     if all(variable in os.environ for variable in _OF_TORCH):
         made = _process_group(timedelta(seconds=timeout_s))
-        return _over_torch(timeout_s), lambda: dist.destroy_process_group() if dist.group.WORLD is made else None
+        try:
+            engine = _over_torch(timeout_s)
+            if "TORCHELASTIC_RUN_ID" not in os.environ:
+                _require_all(engine.world_size)
+            return engine, lambda: dist.destroy_process_group() if dist.group.WORLD is made else None
+        except BaseException:
+            dist.destroy_process_group()
+            raise
     if launched_by_mpi() and find_spec("mpi4py") is not None:
         prepare()
         from hvd_compress.engines.mpi import MpiEngine, await_all
 
         await_all(timeout_s)
-        engine: Engine = MpiEngine()
+        engine = MpiEngine()
         _require_all(engine.world_size)
         return engine, lambda: None
     _require_all(1)
@@ -60,15 +70,19 @@ def _require_all(seen: int) -> None:
 
 def _process_group(timeout: timedelta) -> dist.ProcessGroup | None:
     """Return a group of all ranks over gloo, under names that earlier ones of this process did not have."""
+    global _made
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
-        store, rank, size = next(rendezvous("env://", timeout=timeout))
-        store = dist.distributed_c10d.PrefixStore(f"hvd_compress/{next(_made)}", store)
+        if address not in _stores:
+            _stores[address], _, _ = next(rendezvous("env://", timeout=timeout))
+        store = dist.distributed_c10d.PrefixStore(f"hvd_compress/{_made}", _stores[address])
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-    except (dist.DistError, TimeoutError) as error:
+        _made += 1
+    except (RuntimeError, TimeoutError) as error:  # of the store, or of gloo
         raise CommunicationError(
-            f"rank {os.environ['RANK']}: not all {os.environ['WORLD_SIZE']} ranks have called init() within "
-            f"{timeout.total_seconds():g} s, at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: some have "
-            "ended, have called shutdown() earlier, or take another branch"
+            f"rank {rank}: not all {size} ranks have called init() within {timeout.total_seconds():g} s, at {address}: "
+            f"some have ended, have called shutdown() earlier, or take another branch ({error})"
         ) from error
     return dist.group.WORLD
 

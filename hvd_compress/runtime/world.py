@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.leave import at_end
-from hvd_compress.errors import ConfigError, NotInitializedError
+from hvd_compress.errors import CommunicationError, ConfigError, HvdCompressError, NotInitializedError
 from hvd_compress.runtime.runtime import Runtime
 from hvd_compress.runtime.start import start
 from hvd_compress.settings import Settings
@@ -102,8 +103,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
     """Let the ranks of the job meet. Collective over them; a second call does nothing.
 
     Args:
-        comm: ranks of the job, or a communicator of mpi4py, which all of them call it with; the others make a job of
-            their own.
+        comm: ranks of the job in ascending order, or a communicator of mpi4py, which all of them call it with; each
+            such part of the ranks makes a job of its own, and so do those that are in none.
         process_sets: to add; the same on all ranks. "dynamic" says that some will be added later, which all may.
 
     Raises:
@@ -120,8 +121,11 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
         engine = _part(engine, comm) if comm else engine
         hosts = engine.locate()
         runtime = Runtime(engine, settings.fusion_threshold_bytes, settings.timeout_s)
-    except BaseException:
+    except BaseException as error:
+        engine.abandon()  # others may be in a collective of MPI, which the exit of this process would wait for
         end_engine()
+        if isinstance(error, RuntimeError) and not isinstance(error, HvdCompressError):  # of gloo
+            raise CommunicationError(f"rank {engine.rank}: init() failed, as another rank may have: {error}") from error
         raise
     _world = World(runtime, engine, end_engine, hosts)
     global_process_set.ranks = list(range(engine.world_size))
@@ -135,7 +139,9 @@ def _part(engine: Engine, comm: Any) -> Engine:
     ranks = comm.allgather(engine.rank) if hasattr(comm, "allgather") else comm  # a communicator of mpi4py
     if not isinstance(ranks, Sequence) or not all(isinstance(r, int) and 0 <= r < engine.world_size for r in ranks):
         raise ConfigError(f"init() takes ranks below {engine.world_size}, or a communicator, not {comm!r}")
-    part = engine.split(int(engine.rank in ranks))
+    if list(ranks) != sorted(set(ranks)):
+        raise ConfigError(f"init() numbers ranks in the job's order, and {list(ranks)} are in another: sort them")
+    part = engine.split(1 + min(ranks) if engine.rank in ranks else 0)
     assert part is not None, "each rank has a color"
     return part
 
@@ -148,6 +154,17 @@ def shutdown() -> None:
             made.process_set_id = None
         _world = None
         _end()
+
+
+def _forget() -> None:
+    """In a process that was forked, such as a worker of a DataLoader: it is no rank, and knows the numbers of one."""
+    global _end
+    if _world is not None:
+        _world.runtime.forget()
+        _end = lambda: None  # noqa: E731
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def is_initialized() -> bool:

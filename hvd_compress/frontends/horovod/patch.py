@@ -68,12 +68,21 @@ def _stand_for_horovod(drop_in: ModuleType) -> None:
         )
     package = ModuleType(_NAMES[0], "What stands for Horovod: hvd_compress.torch.")
     package.__spec__, package.__path__ = ModuleSpec(_NAMES[0], None, is_package=True), []
-    exceptions = ModuleType("horovod.common.exceptions")
-    exceptions.HorovodInternalError = hvd.HorovodInternalError  # type: ignore[attr-defined]
-    parts = dict.fromkeys(_PARTS, drop_in) | {"compression": compression}
+    casts = {name: getattr(compression, name) for name in ("Compressor", "NoneCompressor", "FP16Compressor")}
+    parts = dict.fromkeys(_PARTS, drop_in)
+    parts["compression"] = _module("horovod.torch.compression", Compression=Compression, **casts)
     sys.modules.update({f"{_NAMES[1]}.{name}": module for name, module in parts.items()})
     for name, module in parts.items():
         setattr(drop_in, name, module)
     package.torch = drop_in  # type: ignore[attr-defined]
     sys.modules.update(zip(_NAMES, (package, drop_in), strict=True))
-    sys.modules["horovod.common"], sys.modules["horovod.common.exceptions"] = package, exceptions
+    sys.modules["horovod.common"] = package
+    sys.modules["horovod.common.exceptions"] = _module(
+        "horovod.common.exceptions", HorovodInternalError=hvd.HorovodInternalError
+    )
+
+
+def _module(name: str, **names: object) -> ModuleType:
+    made = ModuleType(name)
+    vars(made).update(names)
+    return made

@@ -280,8 +280,10 @@ def _grouped(exchange: Exchange, watched: dict[torch.Tensor, str]) -> list[_Grou
     root = 0 if exchange.process_set.ranks is None else exchange.process_set.ranks[0]
     order = hvd.broadcast_object(list(watched.values()), root, process_set=exchange.process_set)
     by_name = {name: parameter for parameter, name in watched.items()}
-    if sorted(order) != sorted(by_name):
-        raise ConfigError(f"rank {hvd.rank()} trains {sorted(by_name)}, and rank {root} {sorted(order)}")
+    mine = torch.tensor([sorted(order) == sorted(by_name)], dtype=torch.uint8)
+    if not hvd.allreduce(mine, op=hvd.Min, process_set=exchange.process_set).item():
+        theirs = f", and rank {hvd.rank()} {sorted(by_name)}" if not mine else ", and another rank other parameters"
+        raise ConfigError(f"rank {root} trains {sorted(order)}{theirs}: make the same model on all ranks")
     parameters = [by_name[name] for name in order]
     if isinstance(asked, int):
         cuts = [len(parameters) * number // asked for number in range(asked + 1)]

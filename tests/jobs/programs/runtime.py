@@ -16,7 +16,7 @@ import torch
 from hvd_compress.errors import HvdCompressError
 from hvd_compress.runtime import api as hvd
 
-Path(os.environ["JOB_FOLDER"], str(os.getpid())).touch()
+Path(os.environ["JOB_FOLDER"], f"{os.getpid()}.pid").write_text(str(os.getpid()))
 
 
 def every_collective() -> None:

@@ -37,7 +37,7 @@ def test_mpirun_here_and_on_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--allow-run-as-root" in run.launch_line(3, {}, PROGRAM, {}, by_mpi=True)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     here = run.launch_line(3, {}, PROGRAM, {}, by_mpi=True)
-    assert shlex.join(here) == "mpirun -np 3 --bind-to none --map-by :OVERSUBSCRIBE python train.py -v"
+    assert shlex.join(here) == "mpirun -np 3 --bind-to none --map-by :OVERSUBSCRIBE -H localhost:3 python train.py -v"
     environment = {"HVD_COMPRESS_LOG": "log", "HOME": "/root", "PATH": "/bin"}
     there = run.launch_line(4, {"a": 2, "b": 2}, PROGRAM, environment, by_mpi=True)
     words = "-np 4 --bind-to none --map-by slot -H a:2,b:2 -x HVD_COMPRESS_LOG -x PATH python train.py -v"

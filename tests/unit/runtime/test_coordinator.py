@@ -18,6 +18,9 @@ from hvd_compress.runtime.request import (
     BARRIER,
     BROADCAST,
     JOIN,
+    MAX,
+    MIN,
+    PRODUCT,
     REMOVE_SET,
     SUM,
     Request,
@@ -121,7 +124,7 @@ def test_a_rank_that_is_missing_is_told_of_once_and_then_given_up() -> None:
 
 def test_who_waits_in_join_for_a_rank_that_is_gone_hears_of_it() -> None:
     coordinator = Coordinator(3, BYTES)
-    coordinator.join(1)
+    coordinator.join(1, 0.0)
     coordinator.leave(2, "is gone")
     (response,) = coordinator.take()
     assert (response.requests[0].verb, response.error, response.to) == (JOIN, "join: rank 2 is gone", (1,))
@@ -129,7 +132,7 @@ def test_who_waits_in_join_for_a_rank_that_is_gone_hears_of_it() -> None:
 
 def test_a_gather_does_not_bear_ranks_that_have_joined() -> None:
     coordinator = Coordinator(2, BYTES)
-    coordinator.join(1)
+    coordinator.join(1, 0.0)
     coordinator.submit(0, Request(ALLGATHER, "x", dtype="float32", shape=(1,)), 0.0)
     coordinator.submit(0, Request(BARRIER, "y"), 0.0)
     refused, barrier = coordinator.take()
@@ -173,8 +176,8 @@ def test_what_a_rank_that_has_left_had_asked_for_is_refused() -> None:
 def test_what_ranks_asked_for_before_they_joined_comes_first() -> None:
     coordinator = Coordinator(2, BYTES)
     coordinator.submit(0, summed("x"), 0.0)
-    coordinator.join(0)
-    coordinator.join(1)
+    coordinator.join(0, 0.0)
+    coordinator.join(1, 0.0)
     moved, joined = coordinator.take()
     assert (moved.requests, moved.absent) == ((summed("x"),), (1,))
     assert (joined.requests[0].verb, joined.last) == (JOIN, 1)
@@ -182,7 +185,7 @@ def test_what_ranks_asked_for_before_they_joined_comes_first() -> None:
 
 def test_who_leaves_while_it_has_joined_takes_part_in_nothing() -> None:
     coordinator = Coordinator(3, BYTES)
-    coordinator.join(2)
+    coordinator.join(2, 0.0)
     coordinator.leave(2, "is gone")
     for rank in range(2):
         coordinator.submit(rank, summed("x"), 0.0)
@@ -210,3 +213,60 @@ def test_one_rank_without_rows_is_an_error() -> None:
         coordinator.submit(rank, Request(ALLGATHER, "x", dtype="float32", shape=shape), 0.0)
     (refused,) = coordinator.take()
     assert "has no rows" in refused.error
+
+
+def test_a_group_that_does_not_become_whole_is_given_up() -> None:
+    group = [summed(f"g{number}", group=("g", 3)) for number in range(2)]
+    coordinator = asked(2, *group)
+    coordinator.expire(5.0, 5.0)
+    assert coordinator.take() == []
+    coordinator.expire(6.0, 5.0)
+    assert [each.error for each in coordinator.take()] == [
+        f"allreduce of 'g{number}': other tensors of its group did not come within 5 s" for number in range(2)
+    ]
+
+
+@pytest.mark.parametrize("op", [MIN, MAX, PRODUCT])
+def test_zeros_of_who_has_joined_are_in_no_minimum(op: str) -> None:
+    coordinator = Coordinator(2, BYTES)
+    coordinator.join(1, 0.0)
+    coordinator.submit(0, summed("x")._replace(op=op), 0.0)
+    (response,) = coordinator.take()
+    assert response.error == f"allreduce of 'x': rank 1 has joined, and its zeros would change a {op}"
+
+
+def test_errors_do_not_wait_for_what_moves() -> None:
+    coordinator = asked(2, summed("moves"))
+    coordinator.submit(0, summed("late"), 0.0)
+    coordinator.expire(6.0, 5.0)
+    (response,) = coordinator.take(errors_alone=True)
+    assert (response.requests[0].name, response.silent) == ("late", True)
+    assert names(coordinator) == [["moves"]]
+
+
+def test_who_joins_does_not_wait_without_a_limit() -> None:
+    coordinator = Coordinator(3, BYTES)
+    coordinator.join(1, 0.0)
+    coordinator.submit(0, summed("x"), 4.0)
+    coordinator.submit(2, summed("x"), 4.0)
+    assert names(coordinator) == [["x"]]
+    coordinator.expire(9.0, 5.0)
+    assert coordinator.take() == []
+    coordinator.expire(9.1, 5.0)
+    (response,) = coordinator.take()
+    assert response.error.startswith("join: ranks 0, 2 did neither join nor submit anything within 5 s")
+    assert (response.to, response.silent) == ((1,), True)
+
+
+def test_what_a_late_rank_is_missing_of_fails_at_once() -> None:
+    """Else the rest of one step would meet names of the next."""
+    coordinator = Coordinator(3, BYTES)
+    for rank, name, now in ((0, "a", 0.0), (1, "a", 0.0), (0, "b", 3.0), (1, "b", 3.0), (2, "c", 3.0)):
+        coordinator.submit(rank, summed(name), now)
+    coordinator.expire(6.0, 5.0)
+    assert [each.requests[0].name for each in coordinator.take()] == ["a", "b"]
+    coordinator.submit(2, summed("b"), 7.0)
+    (response,) = coordinator.take()
+    assert response.error == "allreduce of 'b': other ranks gave it up: rank 2 did not submit it within 5 s"
+    coordinator.join(2, 7.0)  # it will not come for "a"
+    assert not coordinator._late
