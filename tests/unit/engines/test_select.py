@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -87,10 +88,13 @@ def test_obstacles_to_the_engines_of_this_package() -> None:
     mpi, horovod, over_torch = select.SPECS
     engine = InProcessWorld(2).engine(1)
     assert mpi.obstacle(engine) == "not launched by mpirun"
-    assert horovod.obstacle(engine) == "hvd.init() has not been called"
+    is_there = find_spec("horovod") is not None
+    assert horovod.obstacle(engine).startswith("hvd.init() has not been called" if is_there else "Horovod is missing")
     assert over_torch.obstacle(engine) == "torch.distributed.init_process_group() has not been called"
     engine.job_size = 3
-    assert horovod.obstacle(engine) == "Horovod has no process set of this group"
+    assert horovod.obstacle(engine).startswith(
+        "Horovod has no process set of this group" if is_there else "Horovod is m"
+    )
 
 
 class OfADevice(InProcessEngine):

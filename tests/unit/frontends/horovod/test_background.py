@@ -39,6 +39,7 @@ def test_threads_that_horovod_started_give_way_and_no_other(thread: int, monkeyp
 def test_what_init_starts_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
     started = threading.Thread(target=over.wait)
+    monkeypatch.setattr(background, "RUNTIME", "horovod")
     monkeypatch.setattr(background, "_inits", started.start)
     monkeypatch.setattr(background, "_of_horovod", set())
     background.init()
