@@ -122,7 +122,7 @@ class HorovodEngine(Engine):
         raise AssertionError("capabilities leave gather out")
 
     def _no_split(self) -> str:
-        return "the Horovod engine cannot be split into smaller groups: say .by(engine='mpi') of the compression"
+        return f"the {self.name} engine cannot be split into smaller groups: say .by(engine='mpi') of the compression"
 
     def abandon(self) -> None:
         self._spoil()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, HvdCompressError
 from hvd_compress.runtime.operations import allgather, broadcast_
 from hvd_compress.runtime.world import ProcessSet, global_process_set, rank
 
@@ -50,6 +50,8 @@ def _packed(obj: Any) -> tuple[torch.Tensor, Exception | None]:
     file = io.BytesIO()
     try:
         Pickler(file).dump(obj)
+    except HvdCompressError:  # of an object that no rank can send, such as an optimizer
+        raise
     except Exception as error:
         return torch.zeros(0, dtype=torch.uint8, device="cpu"), error
     return torch.frombuffer(file.getbuffer(), dtype=torch.uint8), None

@@ -10,6 +10,7 @@ import pytest
 from hvd_compress.engines import rendezvous_arrivals
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.select import choose_arrivals
+from hvd_compress.frontends.horovod.runtime_selection import hvd as runtime
 
 LIMIT_S = 120.0
 """Only what never comes takes so long."""
@@ -21,7 +22,7 @@ def a_busy_machine_answers_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(process_set: Any = None) -> Arrivals:
-    arrivals = choose_arrivals(process_set=process_set)
+    arrivals = choose_arrivals(process_set=process_set, api=runtime)
     arrivals.open()
     return arrivals
 

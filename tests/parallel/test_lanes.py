@@ -8,6 +8,7 @@ import torch
 import hvd_compress.torch as hvd
 from hvd_compress.devices.staged import StagedLane
 from hvd_compress.engines import select
+from hvd_compress.frontends.horovod.runtime_selection import hvd as runtime
 from hvd_compress.settings import Settings
 from tests.harness import REQUESTS, backward, flat_gradient, flat_residual, make_optimizer, make_parameters
 from tests.parallel.training import assert_same_on_all_ranks
@@ -20,7 +21,7 @@ def train(name: str, engine: str, **lanes: object) -> tuple[torch.Tensor, torch.
     """Return what was trained, the residuals, and the bytes over the bus in the last step."""
     parameters = make_parameters()
     optimizer = make_optimizer(
-        parameters, REQUESTS[name], lambda: select.choose_engine(engine), hvd.rank(), hvd.size(),
+        parameters, REQUESTS[name], lambda: select.choose_engine(engine, api=runtime), hvd.rank(), hvd.size(),
         settings=Settings(600, 300), **lanes,
     )  # fmt: skip
     for step in range(STEPS):

@@ -93,7 +93,7 @@ def test_obstacles_to_the_engines_of_this_package() -> None:
     assert over_torch.obstacle(engine) == "torch.distributed.init_process_group() has not been called"
     engine.job_size = 3
     assert horovod.obstacle(engine).startswith(
-        "Horovod has no process set of this group" if is_there else "Horovod is m"
+        "Horovod has no process set of this group" if is_there else "Horovod is missing"
     )
 
 

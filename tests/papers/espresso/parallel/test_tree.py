@@ -10,6 +10,7 @@ from hvd_compress.compressors import TopK
 from hvd_compress.engines import select
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import run_ranks
+from hvd_compress.frontends.horovod.runtime_selection import hvd as runtime
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from tests.harness import backward, flat_gradient, flat_residual, make_optimizer, make_parameters, place, planned
@@ -45,7 +46,7 @@ def train(engine: Engine, request: Request) -> tuple[torch.Tensor, torch.Tensor]
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_hierarchical_option(option: str) -> None:
     request = planned(TopK(0.1), option)
-    reduced, residual = train(select.choose_engine("mpi"), request)
+    reduced, residual = train(select.choose_engine("mpi", api=runtime), request)
     assert_same_on_all_ranks(reduced)
     assert residual.any()
     expected, remembered = run_ranks(hvd.size(), lambda engine: train(engine, request))[hvd.rank()]
