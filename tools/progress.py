@@ -12,8 +12,8 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 REDRAW_S = 0.5  # on a terminal, one line that is redrawn
@@ -50,10 +50,18 @@ def run(title: str, command: Sequence[str | Path], log: Path, env: Mapping[str, 
 
     The command's temporary files lie next to the log, and are removed when it ends.
     """
+    with begun(command, log, env) as finish:
+        finish(title)
+
+
+@contextmanager
+def begun(
+    command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None
+) -> Iterator[Callable[[str], None]]:
+    """As run(), but begin only: call what is yielded, with a title, to wait for the end. Else it ends with the block."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="tmp-", dir=log.parent, ignore_cleanup_errors=True) as scratch:
         env = {**(os.environ if env is None else env), "TMPDIR": scratch}
-        start = time.monotonic()
         with log.open("a") as output:
             print("+", *command, file=output, flush=True)
             begin = output.tell()
@@ -61,14 +69,19 @@ def run(title: str, command: Sequence[str | Path], log: Path, env: Mapping[str, 
                 command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env,
                 start_new_session=True,
             )  # fmt: skip
-            try:
-                code = _watch(title, process, start)
-            except KeyboardInterrupt:
+
+        def finish(title: str) -> None:
+            start = time.monotonic()
+            code = _watch(title, process, start)
+            if code != 0:
+                raise StepError(f"{title} failed (exit code {code}).\n\n{_tail(log)}\n{_first_error(log, begin)}")
+            print(f"{_line_start()}  {title}: done in {_clock(start)}", flush=True)
+
+        try:
+            yield finish
+        finally:
+            if process.poll() is None:
                 end_group(process, signal.SIGTERM, GRACE_S)
-                raise
-    if code != 0:
-        raise StepError(f"{title} failed (exit code {code}).\n\n{_tail(log)}\n{_first_error(log, begin)}")
-    print(f"{_line_start()}  {title}: done in {_clock(start)}", flush=True)
 
 
 def call(command: Sequence[str | Path]) -> int:

@@ -49,6 +49,20 @@ def _set_up(torch: str) -> None:
         progress.run("creating .venv", [sys.executable, "-m", "venv", "--clear", VENV], LOG)
     READY.unlink(missing_ok=True)
     _pip("installing pip and the build tools, Open MPI included", PIP, "-r", "requirements/build.txt")
+    # Meanwhile, as pip's downloads leave a core idle: the last step then finds what it needs. No kernel needs torch.
+    compiling = [VENV_PYTHON, "setup.py", "--quiet", "build_ext"]
+    with progress.begun(compiling, LOG.parent / "compiling.log", _environment()) as finish:
+        _install_packages(torch)
+        cuda = (
+            ", CUDA kernels included, which take 2 to 4 minutes; HVD_COMPRESS_CUDA=0 leaves them out"
+            if build_cuda.find_nvcc()
+            else ""
+        )
+        finish(f"compiling hvd_compress{cuda}")
+    _pip("installing hvd_compress", "--no-deps", "--no-build-isolation", "-e", ".")
+
+
+def _install_packages(torch: str) -> None:
     size = "" if "+cpu" in torch else ", up to 3 GB where it brings CUDA along; see `make help` for another"
     _pip(f"installing {torch or 'torch'}{size}", *torch_version.for_pip(torch), f"torch>={torch_version.OLDEST}")
     _pip(
@@ -59,12 +73,6 @@ def _set_up(torch: str) -> None:
         "requirements/docs.txt",
     )
     _install_horovod()
-    cuda = (
-        ", CUDA kernels included, which takes 2 to 4 minutes; HVD_COMPRESS_CUDA=0 leaves them out"
-        if build_cuda.find_nvcc()
-        else ""
-    )
-    _pip(f"building and installing hvd_compress{cuda}", "--no-deps", "--no-build-isolation", "-e", ".")
 
 
 def _fingerprint(torch: str) -> str:
@@ -109,7 +117,11 @@ def _pip(title: str, *arguments: str) -> None:
 
 
 def _run_in_venv(title: str, command: Sequence[str | Path]) -> None:
-    progress.run(title, command, LOG, os.environ | {"PATH": f"{VENV_PYTHON.parent}{os.pathsep}{os.environ['PATH']}"})
+    progress.run(title, command, LOG, _environment())
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PATH": f"{VENV_PYTHON.parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 def _install_horovod() -> None:
