@@ -58,7 +58,7 @@ def run(title: str, command: Sequence[str | Path], log: Path, env: Mapping[str, 
 def begun(
     command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None
 ) -> Iterator[Callable[[str], None]]:
-    """As run(), but begin only: call what is yielded, with a title, to wait for the end. Else it ends with the block."""
+    """Begin what run() runs: call what is yielded, with a title, to wait for it. Else it ends with the block."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="tmp-", dir=log.parent, ignore_cleanup_errors=True) as scratch:
         env = {**(os.environ if env is None else env), "TMPDIR": scratch}
