@@ -64,14 +64,9 @@ def _set_up(torch: str) -> None:
 
 def _install_packages(torch: str) -> None:
     size = "" if "+cpu" in torch else ", up to 3 GB where it brings CUDA along; see `make help` for another"
-    _pip(f"installing {torch or 'torch'}{size}", *torch_version.for_pip(torch), f"torch>={torch_version.OLDEST}")
-    _pip(
-        "installing the tools for the package and its tests",
-        "-r",
-        "requirements/dev.txt",
-        "-r",
-        "requirements/docs.txt",
-    )
+    files = ("-r", "requirements/dev.txt", "-r", "requirements/docs.txt")
+    title = f"installing {torch or 'torch'}{size}, and the tools for the package and its tests"
+    _pip(title, *torch_version.for_pip(torch), f"torch>={torch_version.OLDEST}", *files)
     _install_horovod()
 
 
