@@ -139,7 +139,7 @@ def mpi_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Return whether several threads may call MPI: ranks do not meet over one where they may not."""
+    """Return whether MPI was started with MPI_THREAD_MULTIPLE, which the engine over MPI requires."""
     return mpi_enabled()
 
 

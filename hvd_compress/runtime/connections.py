@@ -22,7 +22,9 @@ REMEMBERED = 4096
 """Requests that both ends of a connection know by number."""
 _SIOCGIFADDR = 0x8915
 _TOKEN_BYTES = 32
-_WELCOME = b"hvd_compress"
+_WELCOME = b"w"
+_WELCOME_S = 30.0
+"""So long rank 0 may be busy with other callers."""
 _HANDSHAKE_S = 3.0
 """So long one address, and one caller, may take: others may answer."""
 _PAUSE_S = 0.1
@@ -61,21 +63,22 @@ def connect(engine: Engine, timeout_s: float) -> dict[int, Connection]:
             if rank in connections:  # it did not get the answer in time, and calls again
                 connections[rank].close()
             connections[rank] = _connection(found, timeout_s)
-            connections[rank].send_bytes(_WELCOME)
         return connections
 
 
 def _rank_of(found: socket.socket, token: bytes) -> int | None:
-    """Return which rank has connected; None for a stranger."""
+    """Return which rank has connected, and welcome it; None for a stranger, or one that is gone again."""
     found.settimeout(_HANDSHAKE_S)
     received = b""
     try:
         while len(received) < _TOKEN_BYTES + 4 and (more := found.recv(_TOKEN_BYTES + 4 - len(received))):
             received += more
+        if len(received) < _TOKEN_BYTES + 4 or not hmac.compare_digest(received[:_TOKEN_BYTES], token):
+            return None
+        found.sendall(_WELCOME)
     except OSError:
         return None
-    is_known = len(received) == _TOKEN_BYTES + 4 and hmac.compare_digest(received[:_TOKEN_BYTES], token)
-    return int.from_bytes(received[_TOKEN_BYTES:], "big") if is_known else None
+    return int.from_bytes(received[_TOKEN_BYTES:], "big")
 
 
 def _call(rank: int, endpoint: Any, timeout_s: float) -> Connection:
@@ -87,10 +90,11 @@ def _call(rank: int, endpoint: Any, timeout_s: float) -> Connection:
             try:
                 found = socket.create_connection((address, port), _HANDSHAKE_S)
                 found.sendall(bytes.fromhex(token) + rank.to_bytes(4, "big"))
-                connection = _connection(found, timeout_s)
-                if connection.recv_bytes(len(_WELCOME)) == _WELCOME:
-                    return connection
-            except (OSError, EOFError) as error:
+                found.settimeout(max(_HANDSHAKE_S, min(_WELCOME_S, end - time.monotonic())))
+                if found.recv(len(_WELCOME)) == _WELCOME:
+                    return _connection(found, timeout_s)
+                found.close()  # somebody else listens there
+            except OSError as error:
                 failed = error
         if time.monotonic() > end:
             raise CommunicationError(

@@ -59,7 +59,7 @@ class Coordinator:
         self._fusion_bytes = fusion_bytes
         self._waiting: dict[_Key, _Waiting] = {}
         self._complete: dict[_Key, _Waiting] = {}  # for their group
-        self._answers: list[Response] = []
+        self._rejections: list[Response] = []
         self._joined: dict[int, None] = {}  # in their order
         self._gone: dict[int, str] = {}
         self._late: dict[tuple[int, _Key], str] = {}
@@ -105,7 +105,7 @@ class Coordinator:
     def take(self, errors_alone: bool = False) -> list[Response]:
         """Return what is to be done now, in order, fused; or only what was refused."""
         if errors_alone:
-            answers, self._answers = self._answers, []
+            answers, self._rejections = self._rejections, []
             return answers
         singles: list[Response] = []
         for keys in self._groups():
@@ -122,8 +122,8 @@ class Coordinator:
                     own = self._mismatch(self._sets[key[0]], requests)
                     self._reject(key, requests, own or f"another tensor of its group does not fit: {problem}")
                 else:
-                    singles.append(self._answered(key, requests))
-        answers, self._answers = [*self._answers, *self._fused(singles)], []
+                    singles.append(self._respond(key, requests))
+        answers, self._rejections = [*self._rejections, *self._fuse(singles)], []
         if self._joined and len(self._joined) == len(self._sets[0]):
             answers.append(Response((Request(JOIN, JOIN),), last=list(self._joined)[-1]))
             self._joined.clear()
@@ -163,7 +163,7 @@ class Coordinator:
             others = [rank for rank in self._sets[0] if rank not in self._joined]
             why = f"{JOIN}: {_ranks(others)} did neither join nor submit anything within {after_s:g} s{_SLOW}"
             joined, self._joined = tuple(self._joined), {}
-            self._answers.append(Response((Request(JOIN, JOIN),), why, joined, missing=True, silent=True))
+            self._rejections.append(Response((Request(JOIN, JOIN),), why, joined, missing=True, silent=True))
         for keys in self._groups():
             if self._is_whole(keys):
                 continue
@@ -180,7 +180,7 @@ class Coordinator:
         gone = next((rank for rank in self._gone if rank not in self._joined), None)
         if self._joined and gone is not None:
             why = f"{JOIN}: rank {gone} {self._gone[gone]}"
-            self._answers.append(Response((Request(JOIN, JOIN),), why, tuple(self._joined), missing=True))
+            self._rejections.append(Response((Request(JOIN, JOIN),), why, tuple(self._joined), missing=True))
             self._joined.clear()
         for key in list(self._waiting):
             self._check(key)
@@ -207,7 +207,7 @@ class Coordinator:
     ) -> None:
         first = _first(requests)
         words = f"{first.verb} of {key[1]!r}: {why}"
-        self._answers.append(Response((first,), words, tuple(sorted(requests)), missing=missing, silent=silent))
+        self._rejections.append(Response((first,), words, tuple(sorted(requests)), missing=missing, silent=silent))
 
     def _mismatch(self, ranks: Sequence[int], requests: Mapping[int, Request]) -> str:
         """Say what does not fit: both sides of it."""
@@ -235,7 +235,7 @@ class Coordinator:
                 )
         return ""
 
-    def _answered(self, key: _Key, requests: Mapping[int, Request]) -> Response:
+    def _respond(self, key: _Key, requests: Mapping[int, Request]) -> Response:
         ranks = self._sets[key[0]]
         first = _first(requests)
         sizes: tuple[object, ...] = ()
@@ -262,7 +262,7 @@ class Coordinator:
             self._complete.pop(key, None)
             self._reject(key, of_set[key], f"process set {number} is removed")
 
-    def _fused(self, singles: Sequence[Response]) -> list[Response]:
+    def _fuse(self, singles: Sequence[Response]) -> list[Response]:
         """Join allreduces that differ in name and shape alone, up to `fusion_bytes`; the order is that of the first."""
         fused: list[list[Request]] = []
         kinds: list[Response] = []

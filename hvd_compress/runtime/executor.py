@@ -34,7 +34,7 @@ class Entry:
 
     Attributes:
         tensor: what this rank gives, contiguous; None where nothing is moved.
-        output: where the result belongs, perhaps `tensor` itself; None: a new tensor. Of allreduce and broadcast.
+        output: where the result belongs; None: a new tensor. Of allreduce and broadcast.
         result: when it is done: a tensor; of an all-to-all also the rows that came from each member; of ADD_SET its
             number.
         error: or else why not.
@@ -134,7 +134,7 @@ class Executor:
                 flat.copy_(only.tensor.reshape(-1))
         else:
             given = [_flat(entry, each, engine) for entry, each in zip(mine, response.requests, strict=True)]
-            flat = torch.cat(given, out=self._fused(given) if len(given) > 1 else None)
+            flat = torch.cat(given, out=self._fusion_buffer(given) if len(given) > 1 else None)
         reduce.scale(flat, request.prescale)
         if flat.numel():
             reduce.allreduce(engine, flat, request.op)
@@ -144,7 +144,7 @@ class Executor:
             if entry is not None:
                 _give(entry, part.view(each.shape), alone=len(mine) == 1)
 
-    def _fused(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _fusion_buffer(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return memory for all of them, which is kept: new memory costs as much as what moves (page faults)."""
         numel, first = sum(tensor.numel() for tensor in tensors), tensors[0]
         key = first.dtype, first.device

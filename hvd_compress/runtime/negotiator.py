@@ -29,7 +29,7 @@ class Negotiator:
     """Brings requests to the coordinator, which is at rank 0, and its answers to all ranks in one order.
 
     A request leaves in the thread that submits it; one thread receives what comes, and sleeps meanwhile. Rank 0
-    answers while at most one answer is unfinished there: what becomes ready in the meantime is fused.
+    keeps at most two answers unfinished, so that one moves while the next is known; what completes meanwhile is fused.
 
     Args:
         engine: over all ranks. The constructor is collective over it.
@@ -50,7 +50,7 @@ class Negotiator:
         watch: Callable[[float], None],
     ) -> None:
         self._rank, self._timeout_s = engine.rank, timeout_s
-        self._deliver, self._lost, self._watch = deliver, lost, watch
+        self._deliver, self._on_lost, self._watch = deliver, lost, watch
         self._lock = threading.Lock()
         self._connections = connect(engine, timeout_s)
         self._received = {rank: RequestCache() for rank in self._connections}
@@ -73,7 +73,7 @@ class Negotiator:
                 return
             for request in requests:
                 self._coordinator.submit(0, request, time.monotonic())
-            self._answer()
+            self._send_responses()
 
     def join(self) -> None:
         """This rank has no more to ask for."""
@@ -82,14 +82,14 @@ class Negotiator:
                 self._send(encode_message("join"))
                 return
             self._coordinator.join(0, time.monotonic())
-            self._answer()
+            self._send_responses()
 
     def finished(self) -> None:
         """An answer that was delivered is carried out."""
         with self._lock:
             if self._coordinator is not None:
                 self._unfinished -= 1
-                self._answer()
+                self._send_responses()
 
     def close(self) -> None:
         """Leave: what others ask for from now on fails where this rank would have to take part.
@@ -106,7 +106,7 @@ class Negotiator:
         self._wake()
         self._thread.join(self._timeout_s)
         if self._thread.is_alive():
-            self._lost(f"rank 0 did not answer within {self._timeout_s:g} s of shutdown()")
+            self._on_lost(f"rank 0 did not answer within {self._timeout_s:g} s of shutdown()")
         self._ended = True
         self._wake()
         self._thread.join()
@@ -147,7 +147,7 @@ class Negotiator:
             if not self._rank:
                 for connection in self._connections.values():
                     _try_to_send(connection, encode_message("lost", why))
-            self._lost(why)
+            self._on_lost(why)
             raise
 
     def _receive_all(self) -> None:
@@ -175,7 +175,7 @@ class Negotiator:
         if self._coordinator is not None:
             self._check_deadlines(now)
         elif now - self._received_at > self._timeout_s + CHECK_S:
-            self._lost(
+            self._on_lost(
                 f"rank 0 has been silent for {self._timeout_s + CHECK_S:g} s: it is stopped, or cannot be reached"
             )
             return False
@@ -201,10 +201,10 @@ class Negotiator:
                 self._left.add(rank)
                 self._coordinator.leave(rank, "has shut down")
                 _try_to_send(connection, encode_message("bye"))
-            self._answer()
+            self._send_responses()
         if kind == "lost":
             self.report_lost(fields[0])
-            self._lost(fields[0])
+            self._on_lost(fields[0])
         return bool(kind != "leave")
 
     def _handle_answer(self, kind: str, fields: list[Any]) -> bool:
@@ -219,7 +219,7 @@ class Negotiator:
             )
             self._deliver(response)
         elif kind == "lost":
-            self._lost(fields[0])
+            self._on_lost(fields[0])
         elif kind == "leave":
             self._left.add(0)
             why = f"{fields[0]}, and no rank goes on without it"
@@ -236,9 +236,9 @@ class Negotiator:
                 for other, connection in self._connections.items():
                     if other != rank:
                         _try_to_send(connection, encode_message("lost", why))
-        self._lost(why)
+        self._on_lost(why)
 
-    def _answer(self) -> None:
+    def _send_responses(self) -> None:
         """Send all ranks what to do next, where rank 0 has nothing else to do, and errors at once. Held: the lock."""
         assert self._coordinator is not None
         if self._ended:
@@ -260,7 +260,7 @@ class Negotiator:
                     _try_to_send(connection, encode_message("alive"))
             late = list(self._coordinator.overdue(now, min(STALLED_S, self._timeout_s / 2)))
             self._coordinator.expire(now, self._timeout_s)
-            self._answer()
+            self._send_responses()
         for request, missing, seconds in late:
             with suppress(Warning):  # that are errors, by python -W: not this thread's end
                 warn_caller(

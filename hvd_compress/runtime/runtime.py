@@ -14,7 +14,7 @@ from hvd_compress.runtime.negotiator import Negotiator
 from hvd_compress.runtime.request import ADD_SET, JOIN, LEAVE, REMOVE_SET, Request, Response
 
 _PATIENCE_S = 1.0
-"""So long close() waits for what moves where a rank is lost."""
+"""How long close() waits for a running collective after a rank was lost."""
 
 
 class Runtime:
@@ -35,13 +35,15 @@ class Runtime:
         self._entries: dict[tuple[int, str], Entry] = {}
         self._executing: tuple[Entry, ...] = ()
         self._joining: Entry | None = None
-        self._lost: str | None = None
+        self._lost_reason: str | None = None
         self._rank, self._timeout_s = engine.rank, timeout_s
-        self._current: tuple[Request, float] | None = None  # what moves, the first of several, and since when
+        self._current: tuple[Request, float] | None = (
+            None  # the request that is carried out, the first if fused, and since when
+        )
         self._silent = False  # a rank timed out without leaving, and nothing has moved among all since
         self._executor = Executor(engine, fusion_bytes)
-        self._answers: SimpleQueue[Response | None] = SimpleQueue()
-        self._negotiator = Negotiator(engine, fusion_bytes, timeout_s, self._answers.put, self._lose, self._watch)
+        self._responses: SimpleQueue[Response | None] = SimpleQueue()
+        self._negotiator = Negotiator(engine, fusion_bytes, timeout_s, self._responses.put, self._lose, self._watch)
         self._thread = threading.Thread(target=self._move_all, name="hvd-compress-runtime", daemon=True)
         self._thread.start()
 
@@ -111,9 +113,9 @@ class Runtime:
     def close(self) -> None:
         """Leave. What is in flight ends with an error; so does what other ranks ask of this one later."""
         self._negotiator.close()
-        self._answers.put(None)
-        self._thread.join(self._timeout_s if self._lost is None else _PATIENCE_S)
-        if self._thread.is_alive() and self._lost is None:  # what is stuck may never end
+        self._responses.put(None)
+        self._thread.join(self._timeout_s if self._lost_reason is None else _PATIENCE_S)
+        if self._thread.is_alive() and self._lost_reason is None:  # what is stuck may never end
             self._lose(f"rank {self._rank}: what moved did not end within {self._timeout_s:g} s of shutdown()")
             self._thread.join(_PATIENCE_S)
         self._fail(UsageError, "this rank has shut down")
@@ -127,13 +129,13 @@ class Runtime:
         self._negotiator.forget()
 
     def _require_open(self, entry: Entry) -> None:
-        if self._lost is not None:
-            raise _named(CommunicationError, entry, self._lost)
+        if self._lost_reason is not None:
+            raise _named(CommunicationError, entry, self._lost_reason)
         if not self._thread.is_alive():
             raise _named(UsageError, entry, "this rank has shut down: call init() first")
 
     def _move_all(self) -> None:
-        while (response := self._answers.get()) is not None:
+        while (response := self._responses.get()) is not None:
             self._carry_out(response)
             self._current, self._executing = None, ()
             self._negotiator.finished()
@@ -143,7 +145,7 @@ class Runtime:
             self._end_join(response)
             return
         if response.requests[0].verb == LEAVE:
-            self._lost = self._lost or response.error  # nothing moves, so nothing is aborted
+            self._lost_reason = self._lost_reason or response.error  # nothing moves, so nothing is aborted
             self._fail(CommunicationError, response.error)
             return
         with self._lock:
@@ -155,9 +157,9 @@ class Runtime:
             self._silent = self._silent or (response.silent and bool(found))
             for entry in found.values():
                 entry.end(_error_of(response))
-        elif self._lost is not None:  # what others would get without this rank's part is wrong
+        elif self._lost_reason is not None:  # what others would get without this rank's part is wrong
             for entry in found.values():
-                entry.end(_named(CommunicationError, entry, self._lost))
+                entry.end(_named(CommunicationError, entry, self._lost_reason))
         elif self._executor.takes_part(response):
             error: Exception | None = None
             try:
@@ -187,7 +189,7 @@ class Runtime:
 
     def _watch(self, now: float) -> None:
         current = self._current
-        if current is not None and self._lost is None and now - current[1] > self._timeout_s:
+        if current is not None and self._lost_reason is None and now - current[1] > self._timeout_s:
             why = (
                 f"rank {self._rank} has waited {self._timeout_s:g} s for {current[0].verb} of {current[0].name!r} to "
                 "end: a rank is stopped, or gone"
@@ -197,7 +199,7 @@ class Runtime:
 
     def _lose(self, why: str) -> None:
         """Nothing can be exchanged any more: say so to all who wait, and to all who come."""
-        self._lost = self._lost or why
+        self._lost_reason = self._lost_reason or why
         self._fail(CommunicationError, why)  # first: what is aborted fails in words of its own
         self._executor.abort(why)
 

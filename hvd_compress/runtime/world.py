@@ -147,7 +147,7 @@ def _part(engine: Engine, comm: Any) -> Engine:
 
 
 def shutdown() -> None:
-    """Leave: what other ranks ask of this one from now on is an error there. init() may come again."""
+    """Leave the job: collectives that need this rank fail on the others. init() may be called again."""
     global _world
     if _world is not None:
         for made in _world.sets.values():

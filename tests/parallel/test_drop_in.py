@@ -155,7 +155,7 @@ def test_stock_compression_takes_horovods_own_path(name: str) -> None:
         assert all(ours[key] is theirs[key] for key in ("__init__", "synchronize", "skip_synchronize", "zero_grad"))
     else:
         assert isinstance(optimizer, UncompressedOptimizer)
-    kept = optimizer._compression if RUNTIME == "horovod" else optimizer._exchange.compression
+    kept = optimizer._compression if RUNTIME == "horovod" else optimizer._allreduce.compression
     assert kept is getattr(hvd.Compression, name)
     finish(train(optimizer, model))
     assert_same_on_all_ranks(flat(model.parameters()))

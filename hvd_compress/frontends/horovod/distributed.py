@@ -49,8 +49,9 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
 ) -> Any:
     """Wrap an optimizer so that it applies gradients reduced over all ranks. Arguments are those of Horovod.
 
-    With a compression of this package the gradients take its pipeline; with one of Horovod's the call is handed on
-    unchanged. Nothing is communicated before the first step, in which ranks compare their settings.
+    With a compression of this package the gradients take its pipeline; with one of Horovod's they are allreduced by
+    Horovod's own optimizer, or by UncompressedOptimizer. Nothing is communicated before the first step, in which ranks
+    compare their settings.
 
     A distributed optimizer that was wrapped over some of these parameters earlier, and is still alive, exchanges
     nothing more; its step() raises UsageError.
@@ -61,13 +62,13 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         UsageError: hvd.init() was not called, the optimizer is a distributed one already, or another one is exchanging
             gradients of these parameters.
         UnsupportedError: op=Adasum, LBFGS, parameters on a device that is neither CPU nor CUDA, or an elastic job, with
-            a compression of this package.
+            a compression of this package, or without Horovod.
     """
     _check_optimizer(optimizer, compression)
     if not isinstance(compression, Request):
         _check_uncompressed(compression)
         rest = op, gradient_predivide_factor, num_groups, groups, sparse_as_dense, process_set
-        wraps = _by_horovod if RUNTIME == "horovod" else _plainly
+        wraps = _by_horovod if RUNTIME == "horovod" else _without_compression
         with taking_over(_parameters(optimizer)):
             return wraps(optimizer, named_parameters, compression, backward_passes_per_step, *rest)
     _require_started()
@@ -122,7 +123,7 @@ def _by_horovod(optimizer: torch.optim.Optimizer, named_parameters: Any, compres
     return wrapped
 
 
-def _plainly(
+def _without_compression(
     optimizer: torch.optim.Optimizer,
     named_parameters: Any,
     compression: Any,
@@ -140,9 +141,11 @@ def _plainly(
         raise ConfigError(f"op = {op!r} is not one of hvd.Average, hvd.Sum, hvd.Adasum")
     names = name_parameters(optimizer, named_parameters)
     asked = _named_groups(groups if groups is not None else num_groups, trainable(names))
-    exchange = uncompressed.Exchange(compression, op, _checked_factor(factor, op), asked, sparse_as_dense, process_set)
+    allreduce = uncompressed.GradientAllreduce(
+        compression, op, _checked_factor(factor, op), asked, sparse_as_dense, process_set
+    )
     passes = check_whole("backward_passes_per_step", passes, 1)
-    return uncompressed.wrap(optimizer, names, exchange, passes)
+    return uncompressed.wrap(optimizer, names, allreduce, passes)
 
 
 def _require_started() -> None:

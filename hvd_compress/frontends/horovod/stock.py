@@ -11,7 +11,7 @@ from hvd_compress.frontends.optimizer.watchers import register, replaced
 
 
 def is_stock(optimizer: Any) -> bool:
-    """Tell as Horovod itself does: it copies its methods into a new class. On our runtime it is a plain one."""
+    """Tell as Horovod itself does: it copies its methods into a new class. On our runtime: UncompressedOptimizer."""
     return isinstance(optimizer, UncompressedOptimizer) or type(optimizer).__module__ == "horovod.torch.optimizer"
 
 

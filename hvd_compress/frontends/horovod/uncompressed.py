@@ -1,4 +1,4 @@
-"""The distributed optimizer without compression of ours, on this package's runtime: what Horovod's own is on Horovod's.
+"""The distributed optimizer for Horovod's own compressions (none, fp16), on this package's runtime.
 
 Each gradient is reduced by its name as soon as it is there, so that ranks may compute them in different orders.
 """
@@ -31,7 +31,7 @@ _Group = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
-class Exchange:
+class GradientAllreduce:
     """How gradients are reduced; as the arguments of DistributedOptimizer().
 
     Attributes:
@@ -75,36 +75,36 @@ class UncompressedOptimizer(torch.optim.Optimizer):
     """Mixed into the class of the user's optimizer by `wrap`. Behaves as Horovod's distributed optimizer does."""
 
     _wrapped: torch.optim.Optimizer
-    _exchange: Exchange
+    _allreduce: GradientAllreduce
     _parameter_names: dict[torch.Tensor, str]
     _delay: dict[torch.Tensor, int]
 
-    def _attach(self, names: dict[torch.Tensor, str], exchange: Exchange, passes: int) -> None:
-        self._parameter_names, self._exchange = names, exchange
+    def _attach(self, names: dict[torch.Tensor, str], allreduce: GradientAllreduce, passes: int) -> None:
+        self._parameter_names, self._allreduce = names, allreduce
         self.backward_passes_per_step = passes
         watched = trainable(names)
         self._delay = dict.fromkeys(watched, passes)
         self._begun: dict[int, tuple[Any, Sequence[Any]]] = {}  # by the number of a group
         self._should_synchronize, self._synchronized, self._dirty, self._retired = True, False, False, False
         self._hooking = threading.RLock()  # autograd has a thread for each device
-        self._exchanges = exchange.process_set.included() and hvd.size() > 1
+        self._is_distributed = allreduce.process_set.included() and hvd.size() > 1
         self._groups: list[_Group] = []
-        if not self._exchanges:
+        if not self._is_distributed:
             return
         if isinstance(self, torch.optim.LBFGS):
             raise refusals.several_gradients()
-        if exchange.op == hvd.Adasum and (exchange.process_set.process_set_id or hvd.size() & (hvd.size() - 1)):
+        if allreduce.op == hvd.Adasum and (allreduce.process_set.process_set_id or hvd.size() & (hvd.size() - 1)):
             raise UnsupportedError("op=Adasum takes all ranks of the job, a power of two: take hvd.Average")
-        self._groups = _grouped(exchange, watched)
+        self._groups = _grouped(allreduce, watched)
         self._group_of = {parameter: number for number, group in enumerate(self._groups) for parameter in group}
         me = weakref.ref(self)  # a hook must not keep the optimizer alive
-        tell = partial(partial, _tell, me)
-        self._hooks = GradientHooks(watched, tell(UncompressedOptimizer._comes), tell(UncompressedOptimizer._ready))
+        comes = partial(_tell, me, UncompressedOptimizer._comes)
+        self._hooks = GradientHooks(watched, comes, partial(_tell, me, UncompressedOptimizer._ready))
         register(self, names)
 
     def require_idle(self) -> None:
         """Raise UsageError where gradients are on their way."""
-        self._require_rest("wrapping the parameters of a distributed optimizer again")
+        self._require_idle("wrapping the parameters of a distributed optimizer again")
 
     def retire(self) -> None:
         """Another optimizer exchanges the gradients of these parameters now."""
@@ -132,13 +132,13 @@ class UncompressedOptimizer(torch.optim.Optimizer):
         """
         if self._retired:
             raise replaced("synchronize()")
-        if self._exchanges:
+        if self._is_distributed:
             refusals.require_exchanged(self.param_groups, self._delay, self._parameter_names, type(self).__name__)
         try:
-            if self._exchanges and self._exchange.op != hvd.Adasum:
+            if self._is_distributed and self._allreduce.op != hvd.Adasum:
                 self._exchange_all()
         finally:
-            self._rest()
+            self._reset()
         self._synchronized = True
 
     def _exchange_all(self) -> None:
@@ -147,14 +147,14 @@ class UncompressedOptimizer(torch.optim.Optimizer):
                 self._begin(number)
         while self._begun:  # what an error leaves in it is waited for by nobody
             number = next(iter(self._begun))
-            reduced = self._exchange.end(*self._begun.pop(number))
+            reduced = self._allreduce.end(*self._begun.pop(number))
             for parameter, each in zip(self._groups[number], reduced, strict=True):
                 _put(parameter, each)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Within it, step() applies the gradients as they are."""
-        if self._exchange.op == hvd.Adasum:
+        if self._allreduce.op == hvd.Adasum:
             raise UnsupportedError("op=Adasum combines what steps change: its exchange cannot be left out of step()")
         self._should_synchronize = False
         try:
@@ -171,7 +171,7 @@ class UncompressedOptimizer(torch.optim.Optimizer):
         if self._retired:
             raise replaced("step()")
         loss = None
-        if closure is not None and self._exchanges:
+        if closure is not None and self._is_distributed:
             if not self._should_synchronize:
                 raise UsageError("step(closure) within skip_synchronize(): call the closure before synchronize()")
             with torch.enable_grad():
@@ -184,7 +184,7 @@ class UncompressedOptimizer(torch.optim.Optimizer):
                 )
             self.synchronize()
         self._synchronized = False
-        if self._exchanges and self._exchange.op == hvd.Adasum:
+        if self._is_distributed and self._allreduce.op == hvd.Adasum:
             result = self._step_by_adasum()
         else:
             result = super().step(closure)
@@ -195,26 +195,26 @@ class UncompressedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients; not allowed while they are being exchanged."""
-        self._require_rest("zero_grad()")
+        self._require_idle("zero_grad()")
         super().zero_grad(set_to_none=set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of an optimizer, distributed or not. What is on its way is dropped, as by Horovod's."""
         super().load_state_dict(state_dict)
-        self._rest()
+        self._reset()
         self._should_synchronize, self._synchronized = True, False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not supported: their gradients would not be exchanged."""
         raise refusals.parameters_added()
 
-    def _rest(self) -> None:
+    def _reset(self) -> None:
         for handle, _ in self._begun.values():
             drop(handle)
         self._begun, self._dirty = {}, False
         self._delay = dict.fromkeys(self._delay, self.backward_passes_per_step)
 
-    def _require_rest(self, call: str) -> None:
+    def _require_idle(self, call: str) -> None:
         if self._begun or self._dirty:
             raise refusals.exchanging(call)
 
@@ -226,7 +226,7 @@ class UncompressedOptimizer(torch.optim.Optimizer):
         self._dirty, self._synchronized = True, False
         self._delay[parameter] -= 1
         number = self._group_of[parameter]
-        if self._exchange.op != hvd.Adasum and all(self._delay[each] == 0 for each in self._groups[number]):
+        if self._allreduce.op != hvd.Adasum and all(self._delay[each] == 0 for each in self._groups[number]):
             self._begin(number)
 
     def _begin(self, number: int) -> None:
@@ -235,7 +235,7 @@ class UncompressedOptimizer(torch.optim.Optimizer):
             if parameter.grad is None:  # another rank may have computed one
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [parameter.grad for parameter in group if parameter.grad is not None]
-        self._begun[number] = self._exchange.begin(gradients, self._parameter_names[group[0]])
+        self._begun[number] = self._allreduce.begin(gradients, self._parameter_names[group[0]])
 
     @torch.no_grad()
     def _step_by_adasum(self) -> Any:
@@ -244,17 +244,17 @@ class UncompressedOptimizer(torch.optim.Optimizer):
         result = super().step()
         changes = {parameter: parameter - start for parameter, start in before.items()}
         begun = [
-            self._exchange.begin([changes[each] for each in group], self._parameter_names[group[0]])
+            self._allreduce.begin([changes[each] for each in group], self._parameter_names[group[0]])
             for group in self._groups
         ]
         for group, each in zip(self._groups, begun, strict=True):
-            for parameter, combined in zip(group, self._exchange.end(*each), strict=True):
+            for parameter, combined in zip(group, self._allreduce.end(*each), strict=True):
                 parameter.copy_(before[parameter] + combined)
         return result
 
 
 def wrap(
-    optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], exchange: Exchange, passes: int
+    optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], allreduce: GradientAllreduce, passes: int
 ) -> UncompressedOptimizer:
     """Return an optimizer of a class derived from that of `optimizer`, which shares its parameter groups and state.
 
@@ -268,20 +268,20 @@ def wrap(
     # A learning-rate scheduler made before wraps `step` of that one object; the class's own is what counts here.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     wrapped._wrapped = optimizer
-    wrapped._attach(names, exchange, passes)
+    wrapped._attach(names, allreduce, passes)
     return wrapped
 
 
-def _grouped(exchange: Exchange, watched: dict[torch.Tensor, str]) -> list[_Group]:
+def _grouped(allreduce: GradientAllreduce, watched: dict[torch.Tensor, str]) -> list[_Group]:
     """Return what is reduced together, on all ranks alike: a number of groups cuts the order of rank 0."""
-    asked = exchange.groups
+    asked = allreduce.groups
     if not asked:
         return [(parameter,) for parameter in watched]
-    root = 0 if exchange.process_set.ranks is None else exchange.process_set.ranks[0]
-    order = hvd.broadcast_object(list(watched.values()), root, process_set=exchange.process_set)
+    root = 0 if allreduce.process_set.ranks is None else allreduce.process_set.ranks[0]
+    order = hvd.broadcast_object(list(watched.values()), root, process_set=allreduce.process_set)
     by_name = {name: parameter for parameter, name in watched.items()}
     mine = torch.tensor([sorted(order) == sorted(by_name)], dtype=torch.uint8)
-    if not hvd.allreduce(mine, op=hvd.Min, process_set=exchange.process_set).item():
+    if not hvd.allreduce(mine, op=hvd.Min, process_set=allreduce.process_set).item():
         theirs = f", and rank {hvd.rank()} {sorted(by_name)}" if not mine else ", and another rank other parameters"
         raise ConfigError(f"rank {root} trains {sorted(order)}{theirs}: make the same model on all ranks")
     parameters = [by_name[name] for name in order]
