@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import socket
 import threading
@@ -17,6 +18,7 @@ from hvd_compress.engines.inprocess import run_ranks
 from hvd_compress.errors import CommunicationError, ConfigError, UsageError
 from hvd_compress.runtime import connections
 from hvd_compress.runtime.executor import Entry, Executor
+from hvd_compress.runtime.negotiator import Negotiator
 from hvd_compress.runtime.reduce import scale
 from hvd_compress.runtime.request import (
     ALLGATHER,
@@ -432,3 +434,42 @@ def test_nothing_is_kept_of_what_was_moved() -> None:
             return len(engine.take_calls())
 
     assert run_ranks(2, body) == [0, 0]
+
+
+def fill(runtime: Runtime, process_set_id: int) -> None:
+    """Ask for tensors whose names have many bytes, again and again."""
+    for step in itertools.count():
+        name = f"{step} of {'many ' * 10_000}"
+        run(runtime, ALLREDUCE, name, torch.ones(1), op=SUM, process_set_id=process_set_id)
+
+
+def test_a_rank_that_takes_no_answers_is_an_error_on_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stopped, and in no process set of what the others do: its connection fills up."""
+    monkeypatch.setattr(connections, "_STUCK_S", 0.5)
+    over, stopped = threading.Event(), threading.Event()
+    receive = Negotiator._receive
+
+    def stops(negotiator: Negotiator, rank: int, connection: Any) -> bool:
+        if negotiator._rank == 2 and stopped.is_set():
+            over.wait()
+        return receive(negotiator, rank, connection)
+
+    monkeypatch.setattr(Negotiator, "_receive", stops)
+
+    def body(engine: Engine) -> str:
+        with runtime_of(engine) as runtime:
+            number = runtime.add_set([0, 1])
+            if engine.rank == 2:
+                stopped.set()
+                over.wait()
+                return ""
+            stopped.wait()
+            try:
+                with pytest.raises(CommunicationError) as caught:
+                    fill(runtime, number)
+            finally:
+                over.set()
+            return str(caught.value)
+
+    first, second, _ = run_ranks(3, body)
+    assert all("rank 2 is gone" in each for each in (first, second))
