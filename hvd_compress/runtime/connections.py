@@ -12,6 +12,7 @@ import struct
 import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from hvd_compress.engines.base import Engine
@@ -21,6 +22,8 @@ from hvd_compress.runtime.request import Request
 REMEMBERED = 4096
 """Requests that both ends of a connection know by number."""
 _SIOCGIFADDR = 0x8915
+_IPV6 = Path("/proc/net/if_inet6")
+"""Addresses of IPv6, in hexadecimal digits; the fourth word of a line is 00 for those that other hosts can reach."""
 _TOKEN_BYTES = 32
 _WELCOME = b"w"
 _WELCOME_S = 30.0
@@ -44,7 +47,7 @@ def connect(engine: Engine, timeout_s: float) -> dict[int, Connection]:
     if engine.rank:
         endpoint = engine.allgather_json(None)[0]
         return {0: _call(engine.rank, endpoint, timeout_s)}
-    with socket.create_server(("", 0), backlog=engine.world_size) as server:
+    with _server(engine.world_size) as server:
         token = secrets.token_bytes(_TOKEN_BYTES)
         engine.allgather_json([_addresses(), server.getsockname()[1], token.hex()])
         end = time.monotonic() + timeout_s
@@ -64,6 +67,14 @@ def connect(engine: Engine, timeout_s: float) -> dict[int, Connection]:
                 connections[rank].close()
             connections[rank] = _connection(found, timeout_s)
         return connections
+
+
+def _server(backlog: int) -> socket.socket:
+    """Return one that hears IPv4, and IPv6 where this host has both."""
+    if socket.has_dualstack_ipv6():
+        with suppress(OSError):  # it is switched off
+            return socket.create_server(("", 0), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=backlog)
 
 
 def _rank_of(found: socket.socket, token: bytes) -> int | None:
@@ -130,6 +141,9 @@ def _addresses() -> list[str]:
             except OSError:  # an interface without an address
                 continue
             found.append(socket.inet_ntoa(packed[20:24]))
+    if _IPV6.exists():
+        lines = [line.split() for line in _IPV6.read_text().splitlines()]
+        found += [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line[0])) for line in lines if line[3] == "00"]
     return sorted(found, key=lambda address: address.startswith("127."))
 
 

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -376,6 +377,27 @@ def test_a_connection_needs_the_token() -> None:
         with ours, theirs:
             theirs.sendall(sent + (3).to_bytes(4, "big"))
             assert connections._rank_of(ours, token) == rank
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_ranks_call_rank_0_by_ipv4_and_ipv6(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if ":" in address and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    monkeypatch.setattr(connections, "_addresses", lambda: [address])
+
+    def body(runtime: Runtime, rank: int) -> Any:
+        return run(runtime, ALLREDUCE, "x", torch.ones(1), op=SUM).item()
+
+    assert in_ranks(3, body) == [3.0] * 3
+
+
+def test_addresses_of_ipv6_that_others_can_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = tmp_path / "if_inet6"
+    listed.write_text(
+        "20010db8000000000000000000000001 02 40 00 80 eth0\nfe800000000000000000000000000001 02 40 20 80 eth0\n"
+    )
+    monkeypatch.setattr(connections, "_IPV6", listed)
+    assert [address for address in connections._addresses() if ":" in address] == ["2001:db8::1"]
 
 
 def test_who_reads_nothing_and_who_stops_within_a_message_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
