@@ -1,0 +1,1 @@
+"""Several optimizer steps between two exchanges."""

@@ -1,0 +1,41 @@
+"""Which parameters are exchanged together: fragments of a model, by layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hvd_compress.buckets.plan import Slot
+
+
+def cut(slots: Mapping[str, Slot], count: int) -> list[tuple[str, ...]]:
+    """Return the names of each of `count` fragments, at most as many as there are layers.
+
+    A layer, all parameters of one module, goes to the fragment that has the fewest bytes so far, so that layers of one
+    size are interleaved, as in Streaming DiLoCo (Douillard et al. 2025, section 2.2), and others are balanced. The same
+    on all ranks, whose models are alike.
+    """
+    layers: dict[str, list[str]] = {}
+    for name in slots:
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
+    fragments: list[list[str]] = [[] for _ in range(min(count, len(layers)))]
+    sizes = [0] * len(fragments)
+    for names in layers.values():
+        smallest = sizes.index(min(sizes))
+        fragments[smallest] += names
+        sizes[smallest] += sum(slots[name].nbytes for name in names)
+    return [tuple(names) for names in fragments]
+
+
+def due(step: int, every: int, count: int) -> list[int]:
+    """Return the fragments whose exchange begins after local step `step` (from 1 on): each once in `every` steps.
+
+    The last one is due at the end of a round, the others as far apart as steps allow.
+    """
+    place = (step - 1) % every + 1
+    return [number for number in range(count) if -(-every * (number + 1) // count) == place]
+
+
+def spacing(every: int, count: int) -> int:
+    """Return the fewest steps between two exchanges."""
+    places: Sequence[int] = [-(-every * (number + 1) // count) for number in range(count)]
+    return min((after - before for before, after in zip(places, [*places[1:], places[0] + every], strict=True)))

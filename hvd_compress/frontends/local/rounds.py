@@ -1,0 +1,118 @@
+"""Rounds: what parameters have moved since ranks last agreed is exchanged, a fragment at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from hvd_compress.buckets.plan import plan_buckets
+from hvd_compress.engines.base import Engine
+from hvd_compress.frontends.handle import Handle
+from hvd_compress.frontends.local import fragments
+from hvd_compress.frontends.local.outer import Make
+from hvd_compress.request.request import Request
+from hvd_compress.settings import Settings
+
+
+class Rounds:
+    """Exchanges pseudo-gradients, anchor - parameter, and moves anchors by what an outer optimizer makes of their mean.
+
+    Attributes:
+        anchors: the parameters on which all ranks agree, by name: equal to the bit on all of them.
+        handle: of what exchanges them.
+        in_flight: the fragment that was launched and has not landed; None for none.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        request: Request,
+        settings: Settings,
+        connect: Callable[[], Engine],
+        *,
+        outer: Make,
+        fragment_count: int = 1,
+        mix: float = 0.0,
+    ) -> None:
+        """Nothing is communicated yet.
+
+        Args:
+            parameters: by name, in an order that is the same on all ranks, on which they agree now.
+            outer: returns the optimizer of the anchors.
+            mix: the share of a rank's own parameters in what it goes on with, in [0, 1).
+        """
+        self._parameters, self._mix, self._settings = dict(parameters), mix, settings
+        self.anchors = {name: each.detach().clone().requires_grad_() for name, each in parameters.items()}
+        self.handle = Handle(self.anchors, request, settings, connect, average=True)
+        self._names = fragments.cut(self.handle.slots, fragment_count)
+        self._outer = [outer([self.anchors[name] for name in names]) for names in self._names]
+        self._numbers: list[tuple[int, ...]] = []
+        self._flats: list[torch.Tensor] = []
+        self.in_flight: int | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of fragments."""
+        return len(self._names)
+
+    def open(self) -> None:
+        """Meet. All ranks call it. Raises ConfigError where they differ, as Session.open()."""
+        session = self.handle.session
+        session.open([name for names in self._names for name in names], options=repr((self._names, self._mix)))
+        layouts = []
+        for names in self._names:
+            cut = plan_buckets(names, self.handle.slots, self._settings.fusion_threshold_bytes)
+            self._numbers.append(tuple(range(len(layouts), len(layouts) + len(cut))))
+            layouts += cut
+        session.set_buckets(layouts, self.handle.devices)
+        devices = self.handle.devices
+        self._flats = [torch.empty(each.numel, dtype=each.dtype, device=devices[each.place]) for each in layouts]
+
+    @torch.no_grad()
+    def launch(self, fragment: int) -> None:
+        """Begin to exchange what a fragment has moved since it last landed; training may go on meanwhile."""
+        assert self.in_flight is None, "one after the other"
+        session, self.in_flight = self.handle.session, fragment
+        session.begin_step(self._numbers[fragment])
+        for number in self._numbers[fragment]:
+            for name, part in self._parts(number).items():
+                torch.sub(self.anchors[name], self._parameters[name], out=part)
+            session.buckets.mark_ready(number)
+            session.submit(number, self._flats[number])
+
+    @torch.no_grad()
+    def land(self) -> bool:
+        """Wait for what is in flight, and go on from the anchors that it has moved. Return whether it counts.
+
+        Where a rank has brought what is not finite, nothing moves, a warning of the session says so once, and the next
+        round of the fragment has it all.
+
+        Raises CommunicationError, PayloadError: the exchange failed.
+        """
+        assert self.in_flight is not None, "nothing is in flight"
+        fragment, self.in_flight = self.in_flight, None
+        report = self.handle.session.end_step()
+        if not report.finite:
+            return False
+        for number in self._numbers[fragment]:
+            for name, part in self._parts(number).items():
+                self.anchors[name].grad = part
+        self._outer[fragment].step()
+        for name in self._names[fragment]:
+            self.anchors[name].grad = None
+            parameter = self._parameters[name].detach()
+            if self._mix:
+                parameter.lerp_(self.anchors[name], 1 - self._mix)  # Streaming DiLoCo, Algorithm 2
+            else:
+                parameter.copy_(self.anchors[name])
+        return True
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self.handle.session.close()
+
+    def _parts(self, number: int) -> Mapping[str, torch.Tensor]:
+        layout = self.handle.session.buckets.every[number].layout
+        parts: Sequence[torch.Tensor] = self._flats[number].split(layout.segments)
+        return {name: part.view(self.anchors[name].shape) for name, part in zip(layout.names, parts, strict=True)}
