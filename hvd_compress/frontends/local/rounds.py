@@ -70,6 +70,37 @@ class Rounds:
         self._flats = [torch.empty(each.numel, dtype=each.dtype, device=devices[each.place]) for each in layouts]
 
     @torch.no_grad()
+    def reduce(self) -> bool:
+        """Replace gradients by their mean over all ranks, as each step of synchronous training does.
+
+        A gradient that is missing counts as zero. Return whether the mean is finite.
+        """
+        session = self.handle.session
+        session.begin_step()
+        for number, flat in enumerate(self._flats):
+            for name, part in self._parts(number).items():
+                gradient = self._parameters[name].grad
+                part.zero_() if gradient is None else part.copy_(gradient)
+            session.buckets.mark_ready(number)
+            session.submit(number, flat)
+        report = session.end_step()
+        for number in range(len(self._flats)):
+            for name, part in self._parts(number).items():
+                parameter = self._parameters[name]
+                if parameter.grad is None:
+                    parameter.grad = part.clone()
+                else:
+                    parameter.grad.copy_(part)
+        return report.finite
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Local steps begin: ranks agree on the parameters as they are. What gradients have left is forgotten."""
+        for name, anchor in self.anchors.items():
+            anchor.copy_(self._parameters[name])
+        self.handle.session.states.scale(0.0)
+
+    @torch.no_grad()
     def launch(self, fragment: int) -> None:
         """Begin to exchange what a fragment has moved since it last landed; training may go on meanwhile."""
         assert self.in_flight is None, "one after the other"

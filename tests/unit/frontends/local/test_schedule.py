@@ -1,0 +1,106 @@
+"""Whole trainings by local steps, with ranks in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from hvd_compress.compression import Compression
+from hvd_compress.engines.base import Engine
+from hvd_compress.engines.inprocess import run_ranks
+from hvd_compress.errors import ConfigError
+from hvd_compress.frontends.local import outer
+from hvd_compress.frontends.local.rounds import Rounds
+from hvd_compress.frontends.local.schedule import Schedule
+from hvd_compress.settings import Settings
+
+
+def model() -> torch.nn.Module:
+    generator = torch.Generator().manual_seed(3)
+    made = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    with torch.no_grad():
+        for each in made.parameters():
+            each.copy_(torch.randn(each.shape, generator=generator) / 4)
+    return made
+
+
+def loss_of(trained: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    inputs = torch.randn(16, 6, generator=generator)
+    target = torch.stack([inputs.sum(1), inputs[:, 0] * inputs[:, 1]], 1)
+    return torch.nn.functional.mse_loss(trained(inputs), target)
+
+
+def train(
+    size: int,
+    steps: int,
+    compression: Any = None,
+    fragments: int = 1,
+    mix: float = 0.0,
+    outside: outer.Outer = outer.averaging,
+    **schedule: int,
+) -> Sequence[list[torch.Tensor]]:
+    """Return the parameters of each rank after so many steps, and the end of its round."""
+
+    def body(engine: Engine) -> list[torch.Tensor]:
+        trained = model()
+        asked = Compression.dense() if compression is None else compression
+        rounds = Rounds(
+            dict(trained.named_parameters()), asked, Settings(), lambda: engine, outer=outside, mix=mix,
+            fragment_count=fragments,
+        )  # fmt: skip
+        planned = Schedule(rounds, **{"every": 4, "start_after": 2, "delay": 0, **schedule})
+        rounds.open()
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.05, momentum=0.9)
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss_of(trained, engine.rank, step).backward()
+            planned.before_step()
+            optimizer.step()
+            planned.after_step()
+        planned.finish()
+        rounds.close()
+        return [each.detach() for each in trained.parameters()]
+
+    return run_ranks(size, body)
+
+
+def synchronous(size: int, steps: int) -> list[torch.Tensor]:
+    trained = model()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.05, momentum=0.9)
+    for step in range(steps):
+        optimizer.zero_grad()
+        torch.stack([loss_of(trained, rank, step) for rank in range(size)]).mean().backward()
+        optimizer.step()
+    return [each.detach() for each in trained.parameters()]
+
+
+def final_loss(parameters: Sequence[torch.Tensor]) -> float:
+    trained = model()
+    torch.nn.utils.vector_to_parameters(torch.nn.utils.parameters_to_vector(parameters), trained.parameters())
+    return sum(loss_of(trained, 99, 500 + batch).item() for batch in range(8)) / 8
+
+
+def test_one_step_a_round_is_synchronous_training() -> None:
+    for found in train(3, 12, every=1):
+        for mine, expected in zip(found, synchronous(3, 12), strict=True):
+            torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize(("delay", "mix"), [(0, 0.0), (1, 0.5)])
+@pytest.mark.parametrize("name", ["dense", "int4"])
+def test_ranks_agree_at_the_end_and_have_learned(fragments: int, delay: int, mix: float, name: str) -> None:
+    compression = Compression.dense() if name == "dense" else Compression.int4()
+    ranks = train(3, 60, compression, fragments, mix, delay=delay)
+    if not mix:
+        assert all(torch.equal(mine, first) for found in ranks for mine, first in zip(found, ranks[0], strict=True))
+    assert final_loss(ranks[0]) < 1.35 * final_loss(synchronous(3, 60))
+
+
+def test_a_delay_that_is_longer_than_a_round_is_refused() -> None:
+    with pytest.raises(ConfigError, match="take a delay of at most 2"):
+        train(1, 1, fragments=2, delay=3)
