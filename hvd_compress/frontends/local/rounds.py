@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from hvd_compress.buckets.plan import plan_buckets
 from hvd_compress.engines.base import Engine
+from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.frontends.front_end import FrontEnd
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.local import fragments
 from hvd_compress.frontends.local.outer import Make
@@ -34,6 +37,8 @@ class Rounds:
         outer: Make,
         fragment_count: int = 1,
         mix: float = 0.0,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         """Nothing is communicated yet.
 
@@ -41,15 +46,18 @@ class Rounds:
             parameters: by name, in an order that is the same on all ranks, on which they agree now.
             outer: returns the optimizer of the anchors.
             mix: the share of a rank's own parameters in what it goes on with, in [0, 1).
+            rank, world_size: this rank, and how many there are, as checkpoints know them.
         """
         self._parameters, self._mix, self._settings = dict(parameters), mix, settings
         self.anchors = {name: each.detach().clone().requires_grad_() for name, each in parameters.items()}
         self.handle = Handle(self.anchors, request, settings, connect, average=True)
+        self.handle.front = FrontEnd(rank, world_size)
         self._names = fragments.cut(self.handle.slots, fragment_count)
         self._outer = [outer([self.anchors[name] for name in names]) for names in self._names]
         self._numbers: list[tuple[int, ...]] = []
         self._flats: list[torch.Tensor] = []
         self.in_flight: int | None = None
+        self._landing: dict[str, torch.Tensor] | None = None  # what has come of it; empty where that does not count
 
     @property
     def count(self) -> int:
@@ -121,14 +129,13 @@ class Rounds:
 
         Raises CommunicationError, PayloadError: the exchange failed.
         """
-        assert self.in_flight is not None, "nothing is in flight"
-        fragment, self.in_flight = self.in_flight, None
-        report = self.handle.session.end_step()
-        if not report.finite:
+        results = self.wait()
+        assert self.in_flight is not None
+        fragment, self.in_flight, self._landing = self.in_flight, None, None
+        if not results:
             return False
-        for number in self._numbers[fragment]:
-            for name, part in self._parts(number).items():
-                self.anchors[name].grad = part
+        for name, result in results.items():
+            self.anchors[name].grad = result
         self._outer[fragment].step()
         for name in self._names[fragment]:
             self.anchors[name].grad = None
@@ -138,6 +145,59 @@ class Rounds:
             else:
                 parameter.copy_(self.anchors[name])
         return True
+
+    def wait(self) -> Mapping[str, torch.Tensor]:
+        """Wait for what is in flight, which lands later; return mean pseudo-gradients, none where they do not count.
+
+        Raises CommunicationError, PayloadError: the exchange failed.
+        """
+        assert self.in_flight is not None, "nothing is in flight"
+        if self._landing is None:
+            report = self.handle.session.end_step()
+            numbers = self._numbers[self.in_flight] if report.finite else ()
+            self._landing = {name: part for number in numbers for name, part in self._parts(number).items()}
+        return self._landing
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return anchors, outer state, what is remembered and what is in flight. It waits for that, and communicates
+        nothing of its own."""
+        results = {} if self.in_flight is None else self.wait()
+        return {
+            "anchors": {name: anchor.detach().clone() for name, anchor in self.anchors.items()},
+            "outer": [each.state_dict() for each in self._outer],
+            "fragments": [list(names) for names in self._names],
+            "in_flight": self.in_flight,
+            "results": {name: result.clone() for name, result in results.items()},
+            "exchange": self.handle.state_dict(),
+            "world_size": self.handle.front.world_size,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what state_dict() gave, also in the middle of a round; with other ranks, from the anchors.
+
+        Raises ConfigError for a state of other parameters or fragments; UsageError while something is in flight.
+        """
+        if self.in_flight is not None:
+            raise UsageError("load_state_dict() while an exchange is on its way: call it before the first step")
+        if state["fragments"] != [list(names) for names in self._names]:
+            raise ConfigError(
+                f"this checkpoint has {len(state['fragments'])} fragments, {state['fragments'][0][:1]} and so on, and "
+                f"there are {self.count}, {list(self._names[0][:1])} and so on: take the same model and fragments="
+                f"{len(state['fragments'])}"
+            )
+        for name, anchor in self.anchors.items():
+            anchor.copy_(state["anchors"][name])
+        for optimizer, each in zip(self._outer, state["outer"], strict=True):
+            optimizer.load_state_dict(each)
+        self.handle.load_state_dict(state["exchange"])
+        if state["world_size"] != self.handle.front.world_size:
+            for name, anchor in self.anchors.items():
+                self._parameters[name].copy_(anchor)
+            return
+        self.in_flight = state["in_flight"]
+        if self.in_flight is not None:
+            self._landing = {name: result.clone() for name, result in state["results"].items()}
 
     def close(self) -> None:
         """Let the threads end."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from hvd_compress.checks import check_whole
 from hvd_compress.errors import ConfigError
 from hvd_compress.frontends.local import fragments
@@ -63,6 +66,15 @@ class Schedule:
             self._lands_after = self.steps + self._delay
             if not self._delay:
                 self._rounds.land()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place in the round, and the state of rounds."""
+        return {"steps": self.steps, "lands_after": self._lands_after, "rounds": self._rounds.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what state_dict() gave. Raises as Rounds.load_state_dict()."""
+        self._rounds.load_state_dict(state["rounds"])
+        self.steps, self._lands_after = state["steps"], state["lands_after"]
 
     def finish(self) -> None:
         """End the round early, after the last step: all ranks agree on all parameters."""

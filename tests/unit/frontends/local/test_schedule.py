@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,26 +42,42 @@ def train(
     fragments: int = 1,
     mix: float = 0.0,
     outside: outer.Outer = outer.averaging,
+    saved: dict[int, Any] | None = None,
+    stop: int | None = None,
     **schedule: int,
 ) -> Sequence[list[torch.Tensor]]:
-    """Return the parameters of each rank after so many steps, and the end of its round."""
+    """Return the parameters of each rank after so many steps, and the end of its round.
+
+    Args:
+        saved: checkpoints of ranks, from which they go on.
+        stop: save a checkpoint there after so many steps, and end.
+    """
 
     def body(engine: Engine) -> list[torch.Tensor]:
         trained = model()
         asked = Compression.dense() if compression is None else compression
         rounds = Rounds(
             dict(trained.named_parameters()), asked, Settings(), lambda: engine, outer=outside, mix=mix,
-            fragment_count=fragments,
+            fragment_count=fragments, rank=engine.rank, world_size=engine.world_size,
         )  # fmt: skip
         planned = Schedule(rounds, **{"every": 4, "start_after": 2, "delay": 0, **schedule})
-        rounds.open()
         optimizer = torch.optim.SGD(trained.parameters(), lr=0.05, momentum=0.9)
-        for step in range(steps):
+        if saved and stop is None:
+            trained.load_state_dict(saved[engine.rank]["model"])
+            optimizer.load_state_dict(saved[engine.rank]["optimizer"])
+            planned.load_state_dict(saved[engine.rank]["local"])
+        rounds.open()
+        for step in range(planned.steps, steps if stop is None else stop):
             optimizer.zero_grad()
             loss_of(trained, engine.rank, step).backward()
             planned.before_step()
             optimizer.step()
             planned.after_step()
+        if stop is not None and saved is not None:
+            state = {"model": trained.state_dict(), "optimizer": optimizer.state_dict(), "local": planned.state_dict()}
+            saved[engine.rank] = copy.deepcopy(state)
+            rounds.close()
+            return []
         planned.finish()
         rounds.close()
         return [each.detach() for each in trained.parameters()]
@@ -104,3 +121,34 @@ def test_ranks_agree_at_the_end_and_have_learned(fragments: int, delay: int, mix
 def test_a_delay_that_is_longer_than_a_round_is_refused() -> None:
     with pytest.raises(ConfigError, match="take a delay of at most 2"):
         train(1, 1, fragments=2, delay=3)
+
+
+@pytest.mark.parametrize("stop", [1, 7, 9, 12])
+@pytest.mark.parametrize("name", ["dense", "int4"])
+def test_a_training_that_goes_on_from_a_checkpoint_has_the_bits_of_one_that_did_not_stop(name: str, stop: int) -> None:
+    """In the synchronous steps, in the middle of a round, while a fragment is on its way, and at the end of a round."""
+    compression = Compression.dense() if name == "dense" else Compression.int4()
+    settings: dict[str, Any] = {"fragments": 2, "delay": 1, "mix": 0.5, "outside": outer.Outer(0.9, 0.5)}
+    whole = train(2, 15, compression, **settings)
+    saved: dict[int, Any] = {}
+    train(2, 15, compression, saved=saved, stop=stop, **settings)
+    resumed = train(2, 15, compression, saved=saved, **settings)
+    for mine, expected in zip(resumed, whole, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, expected, strict=True))
+
+
+def test_other_ranks_go_on_from_the_anchors() -> None:
+    saved: dict[int, Any] = {}
+    train(2, 15, saved=saved, stop=9)
+    anchors = saved[0]["local"]["rounds"]["anchors"]
+    ranks = train(3, 9, saved={rank: saved[0] for rank in range(3)})
+    for found in ranks:
+        for mine, anchor in zip(found, anchors.values(), strict=True):
+            torch.testing.assert_close(mine, anchor)
+
+
+def test_a_checkpoint_of_other_fragments_is_refused() -> None:
+    saved: dict[int, Any] = {}
+    train(1, 15, saved=saved, stop=9)
+    with pytest.raises(ConfigError, match="this checkpoint has 1 fragments"):
+        train(1, 15, saved=saved, fragments=2)

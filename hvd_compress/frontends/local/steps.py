@@ -1,0 +1,178 @@
+"""What a program calls: local steps around its own optimizer."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_compress.checks import check_number, check_whole
+from hvd_compress.compression import Compression
+from hvd_compress.engines.leave import at_end
+from hvd_compress.engines.select import choose_engine
+from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.frontends.handle import Handle
+from hvd_compress.frontends.horovod.runtime_selection import hvd
+from hvd_compress.frontends.known import register
+from hvd_compress.frontends.local.outer import Make, averaging
+from hvd_compress.frontends.local.rounds import Rounds
+from hvd_compress.frontends.local.schedule import Schedule
+from hvd_compress.frontends.optimizer.named_parameters import name_parameters, trainable
+from hvd_compress.request.request import Request
+from hvd_compress.settings import Settings
+
+
+class LocalSteps:
+    """Exchanges what an optimizer has learned once in several of its steps, in place of gradients in each.
+
+    The program's loop stays as it is: `optimizer.step()` counts, and exchanges what is due. Each rank trains by itself
+    for `every` steps; then the ranks average how far their parameters have moved, compressed, and an outer optimizer
+    moves the parameters on which all agree by that mean (McMahan et al. 2017; DiLoCo, Douillard et al. 2023). In
+    fragments, each of which has its turn, and landed late, an exchange hides behind the steps that follow (Streaming
+    DiLoCo, 2025). Error feedback keeps what a compression loses, for the next round.
+
+        hvd.init()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        local = LocalSteps(optimizer, model, every=8)
+
+    Attributes:
+        handle: as hvd_compress.of() returns it; of one rank alone, which exchanges nothing, that of such a rank.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        *,
+        every: int = 8,
+        compression: Request | None = None,
+        outer: Make = averaging,
+        start_after: int = 30,
+        fragments: int = 1,
+        delay: int = 0,
+        mix: float = 0.0,
+    ) -> None:
+        """Nothing is communicated before the optimizer's first step. All ranks call it alike.
+
+        Args:
+            optimizer: of torch, not distributed; of AdamW, Muon and so on each rank keeps its own state.
+            model: whose parameters it trains, the same on all ranks now.
+            every: steps in a round; 1 is synchronous training.
+            compression: of what is exchanged; int4() by default.
+            outer: what moves the parameters by the mean: averaging, diloco, or what makes a torch optimizer of them.
+            start_after: steps that are synchronous first, by the same compression.
+            fragments: parts of the model, by layers, that are exchanged in turns.
+            delay: steps of training that an exchange may take before its result is needed.
+            mix: the share of a rank's own parameters in what it goes on with, for a delay: 0.5 in Streaming DiLoCo.
+
+        Raises:
+            ConfigError: an argument is out of range, or the model is wrapped in DistributedDataParallel.
+            UsageError: hvd.init() was not called.
+        """
+        if isinstance(model, DistributedDataParallel):
+            raise ConfigError(
+                "DistributedDataParallel exchanges gradients in each step, which local steps are to save: pass the "
+                "module that it was made from"
+            )
+        if not hvd.is_initialized():
+            raise UsageError("hvd.init() comes first: without it there are no ranks to train with")
+        check_whole("fragments", fragments, 1)
+        check_number("mix", mix, 0, 1)
+        names = trainable(name_parameters(optimizer, list(model.named_parameters())))
+        parameters = {name: parameter for parameter, name in names.items()}
+        request, settings = compression or Compression.int4(), Settings.from_environment()
+        self._parameters, self._is_open = parameters, False
+        self._schedule: Schedule | None = None
+        if hvd.size() == 1:
+            self.handle = Handle.alone(parameters, request, settings)
+            at_end(self, self.handle.session.close)
+            return
+
+        def connect() -> Any:
+            return choose_engine(request.engine or "auto", None, hvd, settings.timeout_s)
+
+        self._rounds = Rounds(
+            parameters,
+            request,
+            settings,
+            connect,
+            outer=outer,
+            fragment_count=fragments,
+            mix=mix,
+            rank=hvd.rank(),
+            world_size=hvd.size(),
+        )
+        self.handle = self._rounds.handle
+        self._schedule = Schedule(self._rounds, every=every, start_after=start_after, delay=delay)
+        me = weakref.ref(self)
+        self._hooks = [
+            optimizer.register_step_pre_hook(lambda *_: _call(me, LocalSteps._before)),
+            optimizer.register_step_post_hook(lambda *_: _call(me, LocalSteps._after)),
+        ]
+
+        at_end(self, self._rounds.close)
+
+    def finish(self) -> None:
+        """After the last step: land what is on its way, and exchange the rest. All ranks call it; then they agree."""
+        if self._schedule is not None and self._is_open:
+            self._schedule.finish()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within it, the model has the mean of all ranks' parameters: for evaluation. Collective on entry."""
+        if self._schedule is None:
+            yield
+            return
+        own = {name: each.detach().clone() for name, each in self._parameters.items()}
+        means = hvd.grouped_allreduce(list(own.values()), op=hvd.Average, name="hvd_compress.local.averaged")
+        with torch.no_grad():
+            for parameter, mean in zip(self._parameters.values(), means, strict=True):
+                parameter.copy_(mean)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, parameter in self._parameters.items():
+                    parameter.copy_(own[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place in the round, anchors, outer state, residuals and what is on its way. One file a rank."""
+        return {} if self._schedule is None else self._schedule.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what state_dict() gave, to the bit. Load model and optimizer before.
+
+        With another number of ranks parameters are those on which all had agreed.
+
+        Raises ConfigError for a state of other parameters or fragments.
+        """
+        if self._schedule is not None and state:
+            self._schedule.load_state_dict(state)
+
+    def _before(self) -> None:
+        assert self._schedule is not None
+        if not self._is_open:
+            self._rounds.open()
+            self._is_open = True
+        self._schedule.before_step()
+
+    def _after(self) -> None:
+        assert self._schedule is not None
+        self._schedule.after_step()
+
+
+def _call(me: weakref.ref[LocalSteps], what: Any) -> None:
+    if (local := me()) is not None:
+        what(local)
+
+
+def _handle(trained: Any) -> Handle | None:
+    return trained.handle if isinstance(trained, LocalSteps) else None
+
+
+register(_handle)
