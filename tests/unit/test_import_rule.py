@@ -153,7 +153,7 @@ ALLOWED = {
 }
 """What the modules of a room may import of this package."""
 
-FRONT = {"__init__", "cli", "compression", "ddp", "frontends", "fsdp", "integrations", "torch"}
+FRONT = {"__init__", "cli", "compression", "ddp", "frontends", "fsdp", "integrations", "local", "torch"}
 """Front ends, and what users call: they see everything."""
 
 GUEST_ROOMS = {guest.folder.partition("/")[0] for guest in GUESTS}

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import plan_buckets
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError, UsageError
@@ -68,7 +69,7 @@ class Rounds:
         """Meet. All ranks call it. Raises ConfigError where they differ, as Session.open()."""
         session = self.handle.session
         session.open([name for names in self._names for name in names], options=repr((self._names, self._mix)))
-        layouts = []
+        layouts: list[Layout] = []
         for names in self._names:
             cut = plan_buckets(names, self.handle.slots, self._settings.fusion_threshold_bytes)
             self._numbers.append(tuple(range(len(layouts), len(layouts) + len(cut))))
@@ -205,5 +206,5 @@ class Rounds:
 
     def _parts(self, number: int) -> Mapping[str, torch.Tensor]:
         layout = self.handle.session.buckets.every[number].layout
-        parts: Sequence[torch.Tensor] = self._flats[number].split(layout.segments)
+        parts: Sequence[torch.Tensor] = torch.split(self._flats[number], list(layout.segments))
         return {name: part.view(self.anchors[name].shape) for name, part in zip(layout.names, parts, strict=True)}
