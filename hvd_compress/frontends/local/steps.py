@@ -82,7 +82,7 @@ class LocalSteps:
         if not hvd.is_initialized():
             raise UsageError("hvd.init() comes first: without it there are no ranks to train with")
         check_whole("fragments", fragments, 1)
-        check_number("mix", mix, 0, 0.999)
+        check_number("mix", mix, 0, below=1)
         names = trainable(name_parameters(optimizer, list(model.named_parameters())))
         parameters = {name: parameter for parameter, name in names.items()}
         request, settings = compression or Compression.int4(), Settings.from_environment()

@@ -43,7 +43,7 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
     with pytest.raises(ConfigError, match="pass the module that it was made from"):
         LocalSteps(optimizer, wrapped)
-    for wrong in ({"fragments": 0}, {"mix": 1.5}):
+    for wrong in ({"fragments": 0}, {"mix": 1.0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             LocalSteps(optimizer, model, **wrong)  # type: ignore[arg-type]
     monkeypatch.setattr(steps.hvd, "is_initialized", lambda: False)
