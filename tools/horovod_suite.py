@@ -138,7 +138,12 @@ def main() -> None:
     passed = [_run_tests(asked.horovod, asked.folder, *job, stock=asked.stock) for job in jobs]
     if not asked.stock:
         _prepare_examples(asked.folder)
-        passed += [_run_example(asked.horovod, asked.folder, each, *job) for job in jobs for each in EXAMPLES]
+        passed += [
+            _run_example(asked.horovod, asked.folder, each, launcher, ranks)
+            for launcher, ranks in jobs
+            for each in EXAMPLES
+            if ranks & (ranks - 1) == 0 or "dasum" not in each.words  # which takes a power of two
+        ]
     sys.exit(not all(passed))
 
 
