@@ -65,11 +65,6 @@ class Coordinator:
         self._late: dict[tuple[int, _Key], str] = {}
         self._asked_at = 0.0  # when a rank has last asked for something, or joined
 
-    @property
-    def waits(self) -> bool:
-        """Whether anything waits for a rank."""
-        return bool(self._waiting)
-
     def submit(self, rank: int, request: Request, now: float) -> None:
         """Rank `rank` asks for something. Once for each name until that is answered."""
         key = request.process_set_id, request.name

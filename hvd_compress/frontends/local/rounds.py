@@ -57,6 +57,7 @@ class Rounds:
         self._outer = [outer([self.anchors[name] for name in names]) for names in self._names]
         self._numbers: list[tuple[int, ...]] = []
         self._flats: list[torch.Tensor] = []
+        self._resumes = False
         self.in_flight: int | None = None
         self._landing: dict[str, torch.Tensor] | None = None  # what has come of it; empty where that does not count
 
@@ -66,7 +67,12 @@ class Rounds:
         return len(self._names)
 
     def open(self) -> None:
-        """Meet. All ranks call it. Raises ConfigError where they differ, as Session.open()."""
+        """Meet, and agree on the parameters as they are, or on those of a checkpoint. All ranks call it.
+
+        Raises ConfigError where ranks differ, as Session.open().
+        """
+        if not self._resumes:
+            self._agree()
         session = self.handle.session
         session.open([name for names in self._names for name in names], options=repr((self._names, self._mix)))
         layouts: list[Layout] = []
@@ -105,8 +111,7 @@ class Rounds:
     @torch.no_grad()
     def begin(self) -> None:
         """Local steps begin: ranks agree on the parameters as they are. What gradients have left is forgotten."""
-        for name, anchor in self.anchors.items():
-            anchor.copy_(self._parameters[name])
+        self._agree()
         self.handle.session.states.scale(0.0)
 
     @torch.no_grad()
@@ -187,6 +192,7 @@ class Rounds:
                 f"there are {self.count}, {list(self._names[0][:1])} and so on: take the same model and fragments="
                 f"{len(state['fragments'])}"
             )
+        self._resumes = True
         for name, anchor in self.anchors.items():
             anchor.copy_(state["anchors"][name])
         for optimizer, each in zip(self._outer, state["outer"], strict=True):
@@ -203,6 +209,11 @@ class Rounds:
     def close(self) -> None:
         """Let the threads end."""
         self.handle.session.close()
+
+    @torch.no_grad()
+    def _agree(self) -> None:
+        for name, anchor in self.anchors.items():
+            anchor.copy_(self._parameters[name])
 
     def _parts(self, number: int) -> Mapping[str, torch.Tensor]:
         layout = self.handle.session.buckets.every[number].layout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +27,7 @@ from hvd_compress.settings import Settings
 
 
 class LocalSteps:
-    """Exchanges what an optimizer has learned once in several of its steps, in place of gradients in each.
+    """Exchanges what an optimizer has learned once in several of its steps, instead of gradients in each.
 
     The program's loop stays as it is: `optimizer.step()` counts, and exchanges what is due. Each rank trains by itself
     for `every` steps; then the ranks average how far their parameters have moved, compressed, and an outer optimizer
@@ -109,12 +108,9 @@ class LocalSteps:
         )
         self.handle = self._rounds.handle
         self._schedule = Schedule(self._rounds, every=every, start_after=start_after, delay=delay)
-        me = weakref.ref(self)
-        self._hooks = [
-            optimizer.register_step_pre_hook(lambda *_: _call(me, LocalSteps._before)),
-            optimizer.register_step_post_hook(lambda *_: _call(me, LocalSteps._after)),
-        ]
-
+        # They hold this: what a program makes and does not keep exchanges all the same, as long as its optimizer lives.
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
         at_end(self, self._rounds.close)
 
     def finish(self) -> None:
@@ -154,21 +150,16 @@ class LocalSteps:
         if self._schedule is not None and state:
             self._schedule.load_state_dict(state)
 
-    def _before(self) -> None:
+    def _before(self, *_: Any) -> None:
         assert self._schedule is not None
         if not self._is_open:
             self._rounds.open()
             self._is_open = True
         self._schedule.before_step()
 
-    def _after(self) -> None:
+    def _after(self, *_: Any) -> None:
         assert self._schedule is not None
         self._schedule.after_step()
-
-
-def _call(me: weakref.ref[LocalSteps], what: Any) -> None:
-    if (local := me()) is not None:
-        what(local)
 
 
 def _handle(trained: Any) -> Handle | None:

@@ -46,7 +46,20 @@ def train(saved: dict[str, Any] | None = None) -> tuple[torch.Tensor, dict[str, 
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach(), saved or checkpoint
 
 
+def unkept() -> None:
+    """Nobody keeps the object, and parameters come last: ranks agree on them, and exchange, all the same."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    LocalSteps(optimizer, model, every=1, start_after=0)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    model(torch.full((4,), 1.0 + hvd.rank())).sum().backward()
+    optimizer.step()
+    found = hvd.allgather(model.weight.detach())
+    assert torch.equal(found[:1], found[1:])
+
+
 hvd.init()
+unkept()
 whole, saved = train()
 resumed, _ = train(saved)
 assert torch.equal(whole, resumed)

@@ -46,11 +46,11 @@ def train(
     stop: int | None = None,
     **schedule: int,
 ) -> Sequence[list[torch.Tensor]]:
-    """Return the parameters of each rank after so many steps, and the end of its round.
+    """Return the parameters of each rank after its steps, and the end of its round.
 
     Args:
         saved: checkpoints of ranks, from which they go on.
-        stop: save a checkpoint there after so many steps, and end.
+        stop: save a checkpoint there after this number of steps, and end.
     """
 
     def body(engine: Engine) -> list[torch.Tensor]:
