@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from queue import SimpleQueue
 
 from hvd_compress.engines.base import Engine
@@ -32,6 +33,7 @@ class Runtime:
 
     def __init__(self, engine: Engine, fusion_bytes: int, timeout_s: float) -> None:
         self._lock = threading.Lock()
+        self._calling: int | None = None  # the thread that holds it to submit something
         self._entries: dict[tuple[int, str], Entry] = {}
         self._executing: tuple[Entry, ...] = ()
         self._joining: Entry | None = None
@@ -55,7 +57,7 @@ class Runtime:
             CommunicationError: a rank is gone.
             UsageError: after close().
         """
-        with self._lock:
+        with self._call():
             self._require_open(entries[0])
             keys = [(entry.request.process_set_id, entry.request.name) for entry in entries]
             for number, key in enumerate(keys):
@@ -85,13 +87,17 @@ class Runtime:
 
     def join(self) -> int:
         """Take part with zeros until all ranks have joined; return the one that came last. Others go on meanwhile."""
-        with self._lock:
+        with self._call():
             entry = Entry(Request(JOIN, JOIN))
             self._require_open(entry)
             if self._joining is not None:
                 raise UsageError("this rank has joined already, and waits for the others")
             self._joining = entry
-            self._negotiator.join()
+            try:
+                self._negotiator.join()
+            except BaseException:
+                self._joining = None
+                raise
         last = self.wait(entry)
         assert isinstance(last, int)
         return last
@@ -110,6 +116,14 @@ class Runtime:
         self.submit([entry])
         self.wait(entry)
 
+    def require_closable(self) -> None:
+        """Raise UsageError in a signal's handler that interrupts submit() or join(): close() would wait for them."""
+        if self._calling == threading.get_ident():
+            raise UsageError(
+                "shutdown() in a signal's handler, while this thread submits a tensor: have the handler raise an "
+                "exception, such as SystemExit, or set a flag, and call shutdown() after it"
+            )
+
     def close(self) -> None:
         """Leave. What is in flight ends with an error; so does what other ranks ask of this one later."""
         self._negotiator.close()
@@ -127,6 +141,15 @@ class Runtime:
         """In a process that was forked, which is no rank: its threads are gone, and a lock may be held."""
         self._lock = threading.Lock()
         self._negotiator.forget()
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        with self._lock:
+            self._calling = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._calling = None
 
     def _require_open(self, entry: Entry) -> None:
         if self._lost_reason is not None:

@@ -147,9 +147,13 @@ def _part(engine: Engine, comm: Any) -> Engine:
 
 
 def shutdown() -> None:
-    """Leave the job: collectives that need this rank fail on the others. init() may be called again."""
+    """Leave the job: collectives that need this rank fail on the others. init() may be called again.
+
+    Raises UsageError in a signal's handler that interrupts a call which submits tensors: what it raises ends that call.
+    """
     global _world
     if _world is not None:
+        _world.runtime.require_closable()
         for made in _world.sets.values():
             made.process_set_id = None
         _world = None

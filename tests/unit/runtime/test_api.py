@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -97,3 +98,20 @@ def test_a_forked_process_knows_its_rank_and_leaves_nothing(capfd: pytest.Captur
             os._exit(int(world._world is not None))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert hvd.allreduce(torch.ones(1)).item() == 1
+
+
+def test_shutdown_in_a_handler_that_interrupts_a_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for the call, which waits for it. Here the signal comes in the middle of each."""
+    negotiator = world.world().runtime._negotiator
+    before = signal.signal(signal.SIGUSR1, lambda *_: hvd.shutdown())
+    try:
+        for method, call in (("submit", lambda: hvd.allreduce(torch.ones(2), name="x")), ("join", hvd.join)):
+            with monkeypatch.context() as patch:
+                patch.setattr(negotiator, method, lambda *_: signal.raise_signal(signal.SIGUSR1))
+                with pytest.raises(UsageError, match="shutdown\\(\\) in a signal's handler"):
+                    call()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert hvd.is_initialized()
+    assert hvd.allreduce(torch.ones(2), name="x").tolist() == [1, 1]
+    assert hvd.join() == 0
