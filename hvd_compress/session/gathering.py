@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -45,7 +45,11 @@ class Gathering:
 
     def of_all(self, figures: Sequence[float], what: str) -> list[list[float]]:
         """Return the figures of all ranks, which may bring more or fewer. `what` they are, a timeout says."""
-        return self._launch(partial(_gathered, figures), f"step {self._session.step}, {what}")()
+        return self.begin(figures, what)()
+
+    def begin(self, figures: Sequence[float], what: str) -> Callable[[], list[list[float]]]:
+        """As of_all(), and call what is returned to wait: also in a step whose last bucket was handed over."""
+        return self._launch(partial(_gathered, figures), f"step {self._session.step}, {what}")
 
     def figures(self, figures: Sequence[float], what: str = "figures of the program") -> list[list[float]]:
         """Return the figures of all ranks, which bring as many.

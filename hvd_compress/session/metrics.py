@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hvd_compress.buckets.layout import Layout
@@ -16,9 +16,14 @@ from hvd_compress.session.report import StepReport
 
 
 class StepMetrics:
-    """The figures of the last step."""
+    """The figures of the last step.
+
+    Attributes:
+        front: those that a front end has of its own, by name.
+    """
 
     def __init__(self) -> None:
+        self.front: Mapping[str, float] = {}
         self._report: StepReport | None = None
         self._travelled: list[tuple[Layout, Decision]] = []
         self._asked: frozenset[int] = frozenset()  # numbers of buckets whose errors nobody else wants
@@ -68,7 +73,7 @@ class StepMetrics:
         for layout, decision in self._travelled:
             name = f"decision/{_words(decision)}"
             found[name] = found.get(name, 0.0) + layout.numel / numel
-        return found
+        return {**found, **self.front}
 
 
 def _relative_error(exchanges: Sequence[BucketMetrics]) -> float:

@@ -105,6 +105,10 @@ class Reporting:
         """Return the figures of the last step by name; none before the first."""
         return self._metrics.figures()
 
+    def take(self, figures: Mapping[str, float]) -> None:
+        """Show these figures of the front end with those of each step, from the next one on."""
+        self._metrics.front = figures
+
     def look(self, buckets: Sequence[SessionBucket]) -> None:
         """Measure the relative error of the coming step, between two steps; nothing is communicated."""
         self._metrics.look(buckets)

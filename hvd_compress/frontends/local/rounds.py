@@ -15,6 +15,7 @@ from hvd_compress.frontends.front_end import FrontEnd
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.local import fragments
 from hvd_compress.frontends.local.outer import Make
+from hvd_compress.frontends.local.report import RoundReport
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 
@@ -26,6 +27,8 @@ class Rounds:
         anchors: the parameters on which all ranks agree, by name: equal to the bit on all of them.
         handle: of what exchanges them.
         in_flight: the fragment that was launched and has not landed; None for none.
+        leaving: whether this rank has taken its last step, as the next exchange tells all.
+        report: of the last exchange in which something had moved; None before the first.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class Rounds:
         *,
         outer: Make,
         fragment_count: int = 1,
-        mix: float = 0.0,
+        mix: float | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -46,7 +49,8 @@ class Rounds:
         Args:
             parameters: by name, in an order that is the same on all ranks, on which they agree now.
             outer: returns the optimizer of the anchors.
-            mix: the share of a rank's own parameters in what it goes on with, in [0, 1).
+            mix: of what lands late, the share of a rank's own parameters in what it goes on with, in [0, 1); None has
+                it go on from the anchors with all that it has learned meanwhile.
             rank, world_size: this rank, and how many there are, as checkpoints know them.
         """
         self._parameters, self._mix, self._settings = dict(parameters), mix, settings
@@ -60,11 +64,24 @@ class Rounds:
         self._resumes = False
         self.in_flight: int | None = None
         self._landing: dict[str, torch.Tensor] | None = None  # what has come of it; empty where that does not count
+        self._told: Callable[[], list[list[float]]] | None = None  # waits for what ranks say of what is in flight
+        self.leaving, self._final = False, 0  # final: exchanges since all ranks have taken their last step
+        self.report: RoundReport | None = None
+        self._launched: dict[str, torch.Tensor] = {}  # parameters as they were when it was launched, if it lands late
 
     @property
     def count(self) -> int:
         """The number of fragments."""
         return len(self._names)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all ranks have taken their last step, and have agreed on each fragment since."""
+        return self._final >= self.count
+
+    def go_on(self) -> None:
+        """All ranks take more steps after their last."""
+        self.leaving, self._final = False, 0
 
     def open(self) -> None:
         """Meet, and agree on the parameters as they are, or on those of a checkpoint. All ranks call it.
@@ -115,16 +132,21 @@ class Rounds:
         self.handle.session.states.scale(0.0)
 
     @torch.no_grad()
-    def launch(self, fragment: int) -> None:
-        """Begin to exchange what a fragment has moved since it last landed; training may go on meanwhile."""
+    def launch(self, fragment: int, lands_late: bool = False) -> None:
+        """Begin to exchange what a fragment has moved since it last landed; if it lands late, training goes on."""
         assert self.in_flight is None, "one after the other"
         session, self.in_flight = self.handle.session, fragment
         session.begin_step(self._numbers[fragment])
+        energy = 0.0
         for number in self._numbers[fragment]:
             for name, part in self._parts(number).items():
                 torch.sub(self.anchors[name], self._parameters[name], out=part)
+            energy += _energy(self._flats[number])
             session.buckets.mark_ready(number)
             session.submit(number, self._flats[number])
+        self._told = session.gathering.begin([energy, float(self.leaving)], "what ranks say of their round")
+        if lands_late:
+            self._launched = {name: self._parameters[name].detach().clone() for name in self._names[fragment]}
 
     @torch.no_grad()
     def land(self) -> bool:
@@ -137,7 +159,13 @@ class Rounds:
         """
         results = self.wait()
         assert self.in_flight is not None
-        fragment, self.in_flight, self._landing = self.in_flight, None, None
+        fragment, launched, self.in_flight, self._landing, self._launched = (
+            self.in_flight,
+            self._launched,
+            None,
+            None,
+            {},
+        )
         if not results:
             return False
         for name, result in results.items():
@@ -146,10 +174,12 @@ class Rounds:
         for name in self._names[fragment]:
             self.anchors[name].grad = None
             parameter = self._parameters[name].detach()
-            if self._mix:
-                parameter.lerp_(self.anchors[name], 1 - self._mix)  # Streaming DiLoCo, Algorithm 2
-            else:
+            if not launched:
                 parameter.copy_(self.anchors[name])
+            elif self._mix is None or self.leaving:
+                parameter.sub_(launched[name]).add_(self.anchors[name])
+            else:
+                parameter.lerp_(self.anchors[name], 1 - self._mix)  # Streaming DiLoCo, Algorithm 2
         return True
 
     def wait(self) -> Mapping[str, torch.Tensor]:
@@ -162,6 +192,13 @@ class Rounds:
             report = self.handle.session.end_step()
             numbers = self._numbers[self.in_flight] if report.finite else ()
             self._landing = {name: part for number in numbers for name, part in self._parts(number).items()}
+            assert self._told is not None
+            energies, leaving = zip(*self._told(), strict=True)
+            self._final = self._final + 1 if all(leaving) else 0
+            moved = RoundReport.of(energies, sum(_energy(self._flats[number]) for number in numbers))
+            if moved is not None:
+                self.report = moved
+                self.handle.session.reporting.take(moved.figures())
         return self._landing
 
     def state_dict(self) -> dict[str, Any]:
@@ -174,6 +211,7 @@ class Rounds:
             "fragments": [list(names) for names in self._names],
             "in_flight": self.in_flight,
             "results": {name: result.clone() for name, result in results.items()},
+            "launched": self._launched,
             "exchange": self.handle.state_dict(),
             "world_size": self.handle.front.world_size,
         }
@@ -205,6 +243,7 @@ class Rounds:
         self.in_flight = state["in_flight"]
         if self.in_flight is not None:
             self._landing = {name: result.clone() for name, result in state["results"].items()}
+            self._launched = {name: each.clone() for name, each in state["launched"].items()}
 
     def close(self) -> None:
         """Let the threads end."""
@@ -219,3 +258,8 @@ class Rounds:
         layout = self.handle.session.buckets.every[number].layout
         parts: Sequence[torch.Tensor] = torch.split(self._flats[number], list(layout.segments))
         return {name: part.view(self.anchors[name].shape) for name, part in zip(layout.names, parts, strict=True)}
+
+
+def _energy(flat: torch.Tensor) -> float:
+    norm = torch.linalg.vector_norm(flat, dtype=torch.promote_types(flat.dtype, torch.float32))
+    return float(norm) ** 2

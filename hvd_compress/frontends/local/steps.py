@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from hvd_compress.frontends.horovod.runtime_selection import hvd
 from hvd_compress.frontends.known import register
 from hvd_compress.frontends.local.outer import Make, averaging
 from hvd_compress.frontends.local.rounds import Rounds
-from hvd_compress.frontends.local.schedule import Schedule
+from hvd_compress.frontends.local.schedule import Every, Schedule
 from hvd_compress.frontends.optimizer.named_parameters import name_parameters, trainable
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
@@ -48,26 +48,27 @@ class LocalSteps:
         optimizer: torch.optim.Optimizer,
         model: nn.Module,
         *,
-        every: int = 8,
+        every: Every = 8,
         compression: Request | None = None,
         outer: Make = averaging,
         start_after: int = 30,
         fragments: int = 1,
         delay: int = 0,
-        mix: float = 0.0,
+        mix: float | None = None,
     ) -> None:
         """Nothing is communicated before the optimizer's first step. All ranks call it alike.
 
         Args:
             optimizer: of torch, not distributed; of AdamW, Muon and so on each rank keeps its own state.
             model: whose parameters it trains, the same on all ranks now.
-            every: steps in a round; 1 is synchronous training.
+            every: steps in a round; 1 is synchronous training. Or a function of the steps so far, alike on all ranks.
             compression: of what is exchanged; int4() by default.
             outer: what moves the parameters by the mean: averaging, diloco, or what makes a torch optimizer of them.
             start_after: steps that are synchronous first, by the same compression.
             fragments: parts of the model, by layers, that are exchanged in turns.
             delay: steps of training that an exchange may take before its result is needed.
-            mix: the share of a rank's own parameters in what it goes on with, for a delay: 0.5 in Streaming DiLoCo.
+            mix: the share of a rank's own parameters in what it goes on with after a delay: 0.5 in Streaming DiLoCo.
+                By default it goes on from what all have learned, with all that it has learned meanwhile.
 
         Raises:
             ConfigError: an argument is out of range, or the model is wrapped in DistributedDataParallel.
@@ -81,11 +82,12 @@ class LocalSteps:
         if not hvd.is_initialized():
             raise UsageError("hvd.init() comes first: without it there are no ranks to train with")
         check_whole("fragments", fragments, 1)
-        check_number("mix", mix, 0, below=1)
+        if mix is not None:
+            check_number("mix", mix, 0, below=1)
         names = trainable(name_parameters(optimizer, list(model.named_parameters())))
         parameters = {name: parameter for parameter, name in names.items()}
         request, settings = compression or Compression.int4(), Settings.from_environment()
-        self._parameters, self._is_open = parameters, False
+        self._model, self._parameters, self._is_open = model, parameters, False
         self._schedule: Schedule | None = None
         if hvd.size() == 1:
             self.handle = Handle.alone(parameters, request, settings)
@@ -113,28 +115,32 @@ class LocalSteps:
         optimizer.register_step_post_hook(self._after)
         at_end(self, self._rounds.close)
 
+    @torch.no_grad()
     def finish(self) -> None:
-        """After the last step: land what is on its way, and exchange the rest. All ranks call it; then they agree."""
+        """After the last step: ranks agree on all parameters, and buffers are the mean of theirs. All ranks call it.
+
+        A rank that had fewer batches takes part in the rounds of the others until they have come to their last, too. It
+        is an error of a rank to call it while others still take synchronous steps.
+        """
         if self._schedule is not None and self._is_open:
             self._schedule.finish()
+            _average(self._buffers())
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within it, the model has the mean of all ranks' parameters: for evaluation. Collective on entry."""
+        """Within it, the model has the mean of all ranks' parameters and buffers, to be evaluated. Collective."""
         if self._schedule is None:
             yield
             return
-        own = {name: each.detach().clone() for name, each in self._parameters.items()}
-        means = hvd.grouped_allreduce(list(own.values()), op=hvd.Average, name="hvd_compress.local.averaged")
-        with torch.no_grad():
-            for parameter, mean in zip(self._parameters.values(), means, strict=True):
-                parameter.copy_(mean)
+        tensors = [*(each.detach() for each in self._parameters.values()), *self._buffers()]
+        own = [each.clone() for each in tensors]
+        _average(tensors)
         try:
             yield
         finally:
             with torch.no_grad():
-                for name, parameter in self._parameters.items():
-                    parameter.copy_(own[name])
+                for tensor, kept in zip(tensors, own, strict=True):
+                    tensor.copy_(kept)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the round, anchors, outer state, residuals and what is on its way. One file a rank."""
@@ -150,6 +156,10 @@ class LocalSteps:
         if self._schedule is not None and state:
             self._schedule.load_state_dict(state)
 
+    def _buffers(self) -> list[torch.Tensor]:
+        """Return what has a mean, as BatchNorm's statistics; each rank keeps its own while it trains."""
+        return [each for each in self._model.buffers() if each.is_floating_point()]
+
     def _before(self, *_: Any) -> None:
         assert self._schedule is not None
         if not self._is_open:
@@ -160,6 +170,14 @@ class LocalSteps:
     def _after(self, *_: Any) -> None:
         assert self._schedule is not None
         self._schedule.after_step()
+
+
+@torch.no_grad()
+def _average(tensors: Sequence[torch.Tensor]) -> None:
+    if tensors:
+        means = hvd.grouped_allreduce(list(tensors), op=hvd.Average, name="hvd_compress.local")
+        for tensor, mean in zip(tensors, means, strict=True):
+            tensor.copy_(mean)
 
 
 def _handle(trained: Any) -> Handle | None:

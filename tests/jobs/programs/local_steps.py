@@ -58,8 +58,31 @@ def unkept() -> None:
     assert torch.equal(found[:1], found[1:])
 
 
+def uneven() -> None:
+    """Ranks have other numbers of batches: they end with one model, whose statistics are the mean of all."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    local = LocalSteps(optimizer, model, every=4, start_after=2, delay=2)
+    for _ in range(9 + 5 * hvd.rank()):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4) + hvd.rank()).square().mean().backward()
+        optimizer.step()
+    local.finish()
+    everything = torch.cat([each.flatten() for each in model.state_dict().values() if each.is_floating_point()])
+    found = hvd.allgather(everything.reshape(1, -1))
+    assert torch.equal(found[:1], found[1:])
+    assert hvd_compress.of(local).metrics()["local/spread"] > 0
+    model[1].running_mean += hvd.rank()
+    own = model[1].running_mean.clone()
+    with local.averaged():
+        assert torch.equal(model[1].running_mean, hvd.allreduce(own, name="mean"))
+    assert torch.equal(model[1].running_mean, own)
+
+
 hvd.init()
 unkept()
+uneven()
 whole, saved = train()
 resumed, _ = train(saved)
 assert torch.equal(whole, resumed)

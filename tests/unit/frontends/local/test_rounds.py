@@ -12,6 +12,7 @@ from hvd_compress.compression import Compression
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import run_ranks
 from hvd_compress.frontends.local import fragments, outer
+from hvd_compress.frontends.local.report import RoundReport
 from hvd_compress.frontends.local.rounds import Rounds
 from hvd_compress.settings import Settings
 
@@ -141,22 +142,25 @@ def test_what_is_not_finite_does_not_count_and_nothing_is_lost() -> None:
         torch.testing.assert_close(ranks[0][1][name], torch.stack([rank[0][name] for rank in ranks]).mean(0))
 
 
-def test_what_lands_late_is_mixed_with_what_was_learned_meanwhile() -> None:
+@pytest.mark.parametrize("mix", [None, 0.0, 0.25])
+def test_what_lands_late_meets_what_was_learned_meanwhile(mix: float | None) -> None:
     def body(rounds: Rounds, mine: dict[str, torch.Tensor], rank: int) -> Any:
         learn(mine, rank, 0)
         launched = copies(mine)
-        rounds.launch(0)
+        rounds.launch(0, lands_late=True)
         learn(mine, rank, 1)
         before = copies(mine)
         assert rounds.land()
         return launched, before, copies(mine), {name: each.detach() for name, each in rounds.anchors.items()}
 
-    ranks = in_ranks(2, body, mix=0.25)
+    ranks = in_ranks(2, body, mix=mix)
     for name in SHAPES:
         mean = torch.stack([rank[0][name] for rank in ranks]).mean(0)
-        for _, before, after, anchors in ranks:
+        for launched, before, after, anchors in ranks:
             torch.testing.assert_close(anchors[name], mean)
-            torch.testing.assert_close(after[name], 0.25 * before[name] + 0.75 * mean)
+            learned = before[name] - launched[name]
+            expected = mean + learned if mix is None else mix * before[name] + (1 - mix) * mean
+            torch.testing.assert_close(after[name], expected)
 
 
 def test_diloco_is_torchs_sgd_on_the_anchors() -> None:
@@ -178,3 +182,16 @@ def test_diloco_is_torchs_sgd_on_the_anchors() -> None:
         optimizer.step()
     for name, each in expected.items():
         torch.testing.assert_close(ranks[0][1][name], each.detach())
+
+
+def test_a_report_has_spread_and_cosine_by_their_definitions() -> None:
+    vectors = torch.tensor([[3.0, 1.0], [1.0, 2.0], [2.0, -1.0]], dtype=torch.float64)
+    mean = vectors.mean(0)
+    found = RoundReport.of([each.square().sum().item() for each in vectors], mean.square().sum().item())
+    assert found is not None
+    spread = (vectors - mean).square().sum(1).mean().sqrt() / mean.norm()
+    products = [vectors[i] @ vectors[j] for i in range(3) for j in range(3) if i != j]
+    cosine = torch.stack(products).mean() / vectors.square().sum(1).mean()
+    assert (found.spread, found.cosine) == pytest.approx((spread.item(), cosine.item()))
+    assert RoundReport.of([0.0, 0.0], 0.0) is None
+    assert found.figures() == {"local/spread": found.spread, "local/cosine": found.cosine}

@@ -14,6 +14,7 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import run_ranks
 from hvd_compress.errors import ConfigError
 from hvd_compress.frontends.local import outer
+from hvd_compress.frontends.local.report import RoundReport
 from hvd_compress.frontends.local.rounds import Rounds
 from hvd_compress.frontends.local.schedule import Schedule
 from hvd_compress.settings import Settings
@@ -40,17 +41,21 @@ def train(
     steps: int,
     compression: Any = None,
     fragments: int = 1,
-    mix: float = 0.0,
+    mix: float | None = None,
     outside: outer.Outer = outer.averaging,
     saved: dict[int, Any] | None = None,
     stop: int | None = None,
-    **schedule: int,
+    more: int = 0,
+    reports: list[Any] | None = None,
+    **schedule: Any,
 ) -> Sequence[list[torch.Tensor]]:
     """Return the parameters of each rank after its steps, and the end of its round.
 
     Args:
         saved: checkpoints of ranks, from which they go on.
         stop: save a checkpoint there after this number of steps, and end.
+        more: steps that each rank takes more than the one before.
+        reports: gets the report of the last round of the first rank.
     """
 
     def body(engine: Engine) -> list[torch.Tensor]:
@@ -67,7 +72,7 @@ def train(
             optimizer.load_state_dict(saved[engine.rank]["optimizer"])
             planned.load_state_dict(saved[engine.rank]["local"])
         rounds.open()
-        for step in range(planned.steps, steps if stop is None else stop):
+        for step in range(planned.steps, (steps if stop is None else stop) + more * engine.rank):
             optimizer.zero_grad()
             loss_of(trained, engine.rank, step).backward()
             planned.before_step()
@@ -79,6 +84,8 @@ def train(
             rounds.close()
             return []
         planned.finish()
+        if reports is not None and not engine.rank:
+            reports.append(rounds.report)
         rounds.close()
         return [each.detach() for each in trained.parameters()]
 
@@ -108,13 +115,12 @@ def test_one_step_a_round_is_synchronous_training() -> None:
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
-@pytest.mark.parametrize(("delay", "mix"), [(0, 0.0), (1, 0.5)])
+@pytest.mark.parametrize(("delay", "mix"), [(0, None), (1, None), (1, 0.5)])
 @pytest.mark.parametrize("name", ["dense", "int4"])
 def test_ranks_agree_at_the_end_and_have_learned(fragments: int, delay: int, mix: float, name: str) -> None:
     compression = Compression.dense() if name == "dense" else Compression.int4()
     ranks = train(3, 60, compression, fragments, mix, delay=delay)
-    if not mix:
-        assert all(torch.equal(mine, first) for found in ranks for mine, first in zip(found, ranks[0], strict=True))
+    assert all(torch.equal(mine, first) for found in ranks for mine, first in zip(found, ranks[0], strict=True))
     assert final_loss(ranks[0]) < 1.35 * final_loss(synchronous(3, 60))
 
 
@@ -123,12 +129,63 @@ def test_a_delay_that_is_longer_than_a_round_is_refused() -> None:
         train(1, 1, fragments=2, delay=3)
 
 
+@pytest.mark.parametrize("more", [1, 3, 9])
+@pytest.mark.parametrize(("fragments", "delay", "mix"), [(1, 0, None), (2, 0, None), (2, 2, None), (2, 1, 0.5)])
+def test_ranks_that_have_fewer_batches_wait_for_the_others_and_agree(
+    fragments: int, delay: int, mix: float | None, more: int
+) -> None:
+    ranks = train(3, 12, Compression.int4(), fragments, mix, delay=delay, more=more)
+    assert all(torch.equal(mine, first) for found in ranks for mine, first in zip(found, ranks[0], strict=True))
+
+
+def test_the_last_rank_alone_still_learns() -> None:
+    """What it has learned after the others' last step is in the mean, at its share."""
+    learned = [final_loss(train(2, 12, more=more)[0]) for more in (0, 40)]
+    assert learned[1] < 0.9 * learned[0]
+
+
+def two_then_four(steps: int) -> int:
+    return 2 if steps < 8 else 4
+
+
+def test_a_round_has_the_steps_that_a_function_says() -> None:
+    asked = []
+
+    def every(steps: int) -> int:
+        asked.append(steps)
+        return two_then_four(steps)
+
+    train(1, 17, every=every, start_after=2)
+    assert asked == [2, 4, 6, 8, 12, 16]
+    with pytest.raises(ConfigError, match=r"every\(2\) = 0 is not a whole number"):
+        train(1, 17, every=lambda steps: 0)
+
+
+def test_a_delay_that_is_longer_than_a_round_of_a_function_ends_with_it() -> None:
+    ranks = train(2, 20, every=two_then_four, delay=3)
+    assert all(torch.equal(mine, first) for mine, first in zip(*ranks, strict=True))
+
+
+def test_the_report_of_a_round_is_alike_on_all_ranks_and_says_how_far_apart_they_are() -> None:
+    """One rank is not spread, and ranks that learn from the same are not, either."""
+    reports: list[Any] = []
+    train(1, 7, reports=reports)
+    train(3, 7, reports=reports)
+    assert reports[0] == RoundReport(0.0, 1.0)
+    assert 0 < reports[1].spread < 5
+    assert 0 < reports[1].cosine < 1
+
+
+@pytest.mark.parametrize("every", [4, two_then_four])
 @pytest.mark.parametrize("stop", [1, 7, 9, 12])
 @pytest.mark.parametrize("name", ["dense", "int4"])
-def test_a_training_that_goes_on_from_a_checkpoint_has_the_bits_of_one_that_did_not_stop(name: str, stop: int) -> None:
+def test_a_training_that_goes_on_from_a_checkpoint_has_the_bits_of_one_that_did_not_stop(
+    name: str, stop: int, every: Any
+) -> None:
     """In the synchronous steps, in the middle of a round, while a fragment is on its way, and at the end of a round."""
     compression = Compression.dense() if name == "dense" else Compression.int4()
     settings: dict[str, Any] = {"fragments": 2, "delay": 1, "mix": 0.5, "outside": outer.Outer(0.9, 0.5)}
+    settings["every"] = every
     whole = train(2, 15, compression, **settings)
     saved: dict[int, Any] = {}
     train(2, 15, compression, saved=saved, stop=stop, **settings)
