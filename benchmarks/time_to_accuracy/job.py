@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,22 @@ from benchmarks.frame.lab import asked, tell
 from benchmarks.frame.ranks import from_rank_0, over_gloo, say
 from benchmarks.frame.turns import rounds, window
 from benchmarks.time_to_accuracy.figures import EVERY, smoothed
-from benchmarks.time_to_accuracy.methods import DDP, HOROVOD, METHODS, NONE, OURS_IN_DDP, MakeOptimizer, Method
+from benchmarks.time_to_accuracy.methods import (
+    DDP,
+    HOROVOD,
+    LOCAL,
+    METHODS,
+    NONE,
+    OURS_IN_DDP,
+    MakeOptimizer,
+    Method,
+)
 from benchmarks.time_to_accuracy.tasks import TASKS, Task
+from hvd_compress.local import LocalSteps
 from hvd_compress.request.request import Request
 
-Trained = tuple[nn.Module, Any]
-"""What to call instead of the model, and what to step."""
+Trained = tuple[nn.Module, Any, Callable[[], AbstractContextManager[None]]]
+"""What to call instead of the model, what to step, and within what the model is evaluated."""
 WARM_UP = 2
 """Steps before the first window: buckets are cut in the first one."""
 
@@ -45,11 +56,11 @@ class Replica:
     """This rank's part of a training by one method."""
 
     def __init__(self, task: Task, method: Method, seed: int = 1, plan: str | None = None) -> None:
-        self._task, self._seed, self._taken = task, seed, 0
+        self._task, self._seed, self._taken, self.method = task, seed, 0, method
         os.environ["HVD_COMPRESS_ADAPT"] = str(int(method.searches and plan is None))
         torch.manual_seed(seed)
         self.model = task.model()
-        self._train, self.optimizer = FRONT_ENDS[method.front_end](
+        self._train, self.optimizer, self._averaged = FRONT_ENDS[method.front_end](
             self.model, method.optimizer or task.optimizer, method, plan
         )
 
@@ -65,9 +76,15 @@ class Replica:
         self.optimizer.step()
         self._taken += 1
 
+    def turn(self) -> None:
+        """Take the steps that the method takes at a time."""
+        for _ in range(self.method.turn):
+            self.step()
+
     def validation_loss(self) -> float:
-        """Return that of rank 0: replicas are alike."""
-        loss = self._task.validation_loss(self.model) if dist.get_rank() == 0 else 0.0
+        """Return that of rank 0: replicas are alike, or averaged."""
+        with self._averaged():
+            loss = self._task.validation_loss(self.model) if dist.get_rank() == 0 else 0.0
         return from_rank_0(loss)
 
 
@@ -76,36 +93,47 @@ def _horovod(model: nn.Module, optimizer: MakeOptimizer, method: Method, plan: s
     named = list(model.named_parameters())
     if not isinstance(compression, Request):  # Horovod's own remembers a tensor by its name
         named = [(f"{method.name}.{name}", parameter) for name, parameter in named]
-    return model, hvd.DistributedOptimizer(optimizer(model.parameters()), named, compression)
+    return model, hvd.DistributedOptimizer(optimizer(model.parameters()), named, compression), nullcontext
 
 
 def _ours_in_ddp(model: nn.Module, optimizer: MakeOptimizer, method: Method, plan: str | None) -> Trained:
     wrapped = hc.compress(DistributedDataParallel(model, bucket_cap_mb=method.bucket_mb), method.build(hc.Compression))
-    return wrapped, optimizer(model.parameters())
+    return wrapped, optimizer(model.parameters()), nullcontext
 
 
 def _ddp(model: nn.Module, optimizer: MakeOptimizer, method: Method, plan: str | None) -> Trained:
     wrapped = DistributedDataParallel(model, bucket_cap_mb=method.bucket_mb)
     method.build(wrapped)
-    return wrapped, optimizer(model.parameters())
+    return wrapped, optimizer(model.parameters()), nullcontext
 
 
 def _none(model: nn.Module, optimizer: MakeOptimizer, method: Method, plan: str | None) -> Trained:
-    return model, optimizer(model.parameters())
+    return model, optimizer(model.parameters()), nullcontext
 
 
-FRONT_ENDS = {HOROVOD: _horovod, OURS_IN_DDP: _ours_in_ddp, DDP: _ddp, NONE: _none}
+def _local(model: nn.Module, optimizer: MakeOptimizer, method: Method, plan: str | None) -> Trained:
+    made = optimizer(model.parameters())
+    return model, made, LocalSteps(made, model, **method.build(hvd.Compression)).averaged
+
+
+FRONT_ENDS = {HOROVOD: _horovod, OURS_IN_DDP: _ours_in_ddp, DDP: _ddp, NONE: _none, LOCAL: _local}
 
 
 def windows(wanted: dict[str, Any]) -> None:
-    """Measure windows of `before` + `steps` steps of each method in turns. It takes about `seconds`."""
+    """Measure windows of `before` + `steps` steps of each method in turns. It takes about `seconds`.
+
+    Of local steps a window has as many rounds, and begins in the middle of one, so that it has all of their exchanges.
+    """
     names, plans, task = wanted["methods"], wanted["plans"], TASKS[wanted["task"]]
-    steps = [Replica(task, METHODS[name], plan=plans.get(name)).step for name in names]
-    for name, step in zip(names, steps, strict=True):
-        say(f"  {name}: {window(step, WARM_UP):.3f} s a step while warming up")
+    replicas = [Replica(task, METHODS[name], plan=plans.get(name)) for name in names]
+    for name, replica in zip(names, replicas, strict=True):
+        warm_up = max(WARM_UP, replica.method.turn // 2)
+        say(f"  {name}: {window(replica.step, warm_up):.3f} s a step while warming up")
     start_s = time.monotonic()
-    for number, taken in enumerate(rounds(steps, wanted["steps"], wanted["before"]), start=1):
-        tell(wanted, {name: round(step_s, 5) for name, step_s in zip(names, taken, strict=True)})
+    turns = [replica.turn for replica in replicas]
+    for number, taken in enumerate(rounds(turns, wanted["steps"], wanted["before"]), start=1):
+        found = zip(names, replicas, taken, strict=True)
+        tell(wanted, {name: round(turn_s / replica.method.turn, 5) for name, replica, turn_s in found})
         say(f"  round {number}, {time.monotonic() - start_s:.0f} s")
         if number >= wanted["least"] and from_rank_0(time.monotonic() - start_s) >= wanted["seconds"]:
             return

@@ -43,6 +43,7 @@ NETWORKS = {
         Network("1gbit", "1ms", "1 Gbit/s, 1 ms", 2, 1),
         Network("100mbit", "5ms", "100 Mbit/s, 5 ms", 2, 1),
         Network("20mbit", "20ms", "20 Mbit/s, 20 ms", 1, 0),
+        Network("5mbit", "50ms", "5 Mbit/s, 50 ms", 1, 0),
     )
 }
 

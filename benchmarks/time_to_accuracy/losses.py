@@ -14,10 +14,10 @@ import hvd_compress.ddp as hc
 from benchmarks.frame.circumstances import circumstances
 from benchmarks.frame.store import read, write
 from benchmarks.time_to_accuracy.figures import EVERY, STEPS, loss_at
-from benchmarks.time_to_accuracy.methods import BASELINE, DDP, METHODS, NONE
+from benchmarks.time_to_accuracy.methods import BASELINE, DDP, LOCAL, METHODS, NONE
 from benchmarks.time_to_accuracy.places import BUILD
 from benchmarks.time_to_accuracy.tasks import TASKS
-from benchmarks.time_to_accuracy.training import Enough, in_process, in_processes
+from benchmarks.time_to_accuracy.training import Enough, in_process, in_processes, in_turns
 
 MOST = 480
 """A method that has not reached dense's loss after STEPS goes on until it has, but for so many steps at most."""
@@ -68,6 +68,8 @@ class LossRun:
             enough = Enough(STEPS + EVERY, EVERY, most, loss_at(dense["losses"], STEPS))
         if method.front_end == DDP:
             losses = in_processes(method, self.task, self.seed, enough)
+        elif method.front_end == LOCAL:
+            losses = in_turns(TASKS[self.task], method.build(hc.Compression), self.seed, enough, tell)
         else:
             request = method.build(hc.Compression) if self.plan is None else hc.Compression.plan(self.plan)
             losses = in_process(TASKS[self.task], request, self.seed, enough, tell, method.optimizer)

@@ -12,12 +12,14 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from hvd_compress.frontends.local.outer import Outer, averaging, diloco
 from hvd_compress.optim import DeMo, OneBitAdam
 
 Parameters = Iterable[torch.nn.Parameter]
 MakeOptimizer = Callable[[Parameters], torch.optim.Optimizer]
 
 HOROVOD, OURS_IN_DDP, DDP, NONE = "Horovod's optimizer", "our hook in DDP", "DDP alone", "nothing"
+LOCAL = "local steps"
 """Front ends: what exchanges the gradients in the lab."""
 
 
@@ -28,13 +30,15 @@ class Method:
     Attributes:
         name: in files and on the command line.
         label: in tables.
-        build: of a `Compression`, what a front end takes. Of DDP alone: gives a DDP model its hook.
+        build: of a `Compression`, what a front end takes. Of DDP alone: gives a DDP model its hook. Of local steps:
+            returns what LocalSteps takes by name.
         front_end: in the lab.
         curve: the method whose loss against steps is this one's, as the arithmetic is the same up to the order of
             sums; its own by default.
         searches: whether it chooses while training; then what it has chosen in the lab is what is compared.
         bucket_mb: DDP's bucket_cap_mb, where it is not its own.
         optimizer: of parameters, what takes the place of the task's where the method has its own.
+        turn: the steps between two exchanges, which it takes at a time.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Method:
     searches: bool = False
     bucket_mb: float | None = None
     optimizer: MakeOptimizer | None = None
+    turn: int = 1
 
     @property
     def trained_as(self) -> str:
@@ -73,6 +78,24 @@ def sgd_of_signs(parameters: Parameters) -> torch.optim.Optimizer:
 def onebit_adam(parameters: Parameters) -> torch.optim.Optimizer:
     """With the settings of the transformer's AdamW."""
     return OneBitAdam(parameters, lr=1e-3, weight_decay=0.01, warmup_steps=60)
+
+
+def local(every: int, delay: int = 0, by: str = "int4", outer: Outer = averaging, fragments: int = 1) -> Method:
+    """Return a method that exchanges once in `every` steps, from the first one on."""
+
+    def build(compression: Any) -> dict[str, Any]:
+        return {
+            **{"every": every, "compression": getattr(compression, by)(), "outer": outer},
+            **{"start_after": 0, "fragments": fragments, "delay": delay, "mix": None},
+        }
+
+    name, label = f"local{every}", f"`every={every}`, `{by}()`"
+    for word, value in (("delay", delay), ("fragments", fragments if fragments > 1 else 0)):
+        if value:
+            name, label = f"{name}-{word}{value}", f"{label}, `{word}={value}`"
+    if outer is not averaging:
+        name, label = f"{name}-diloco", f"{label}, `diloco`"
+    return Method(name if by == "int4" else f"{name}-{by}", label, build, LOCAL, turn=every)
 
 
 REFERENCE = "horovod"
@@ -131,6 +154,11 @@ METHODS = {
         Method("signsgd", "`signsgd()`, SGD at 0.001", lambda c: c.signsgd(), optimizer=sgd_of_signs),
         Method("demo", "`demo()`, DeMo at 0.001", lambda c: c.demo(), optimizer=partial(DeMo, lr=1e-3)),
         Method("onebit-adam", "1-bit Adam, warm-up of 60", lambda c: c.momentum(0.9, 60), optimizer=onebit_adam),
+        *(local(every) for every in (2, 4, 8, 16, 32)),
+        *(local(every, by="dense") for every in (8, 16)),
+        *(local(every, delay) for every, delay in ((4, 2), (8, 4), (16, 4), (32, 4), (32, 16))),
+        local(16, 2, fragments=4),
+        *(local(every, outer=diloco) for every in (8, 30)),
         Method("auto", "`auto()`", lambda c: c.auto(), searches=True),
         Method("auto-ddp", "`auto()`, in DDP", lambda c: c.auto(), OURS_IN_DDP, searches=True),
     )

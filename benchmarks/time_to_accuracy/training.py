@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.frame.processes import run_job
 from benchmarks.time_to_accuracy.figures import Losses, smoothed
+from benchmarks.time_to_accuracy.local import LocalRanks
 from benchmarks.time_to_accuracy.methods import METHODS, MakeOptimizer, Method
 from benchmarks.time_to_accuracy.tasks import RANKS, TASKS, Task
 from hvd_compress.engines.inprocess import InProcessWorld
@@ -121,6 +123,25 @@ def in_process(
         return _losses(task, model, step, enough, tell)
     finally:
         replicas.close()
+
+
+def in_turns(
+    task: Task, words: dict[str, Any], seed: int, enough: Enough, tell: Callable[[int, float], None]
+) -> Losses:
+    """Train with 4 ranks in this process that take local steps, as LocalSteps by `words`; the loss is of their mean."""
+    torch.manual_seed(seed)
+    mean = task.model()
+    ranks = LocalRanks(task, mean, words, seed)
+
+    def step(number: int) -> None:
+        ranks.step(number)
+        if enough.due(number + 1):
+            ranks.average(mean)
+
+    try:
+        return _losses(task, mean, step, enough, tell)
+    finally:
+        ranks.close()
 
 
 def in_processes(method: Method, task: str, seed: int, enough: Enough) -> Losses:
