@@ -32,6 +32,13 @@ def trains(optimizer: Any, parameters: Iterable[torch.Tensor]) -> bool:
     return any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"])
 
 
+def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return what an optimizer remembers in floating-point tensors, such as momenta, in the order of its parameters."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    found = [each for parameter in parameters for each in optimizer.state.get(parameter, {}).values()]
+    return [each for each in found if isinstance(each, torch.Tensor) and each.is_floating_point()]
+
+
 def check_momentum(compressor: Compressor, optimizer: Any) -> None:
     """Raise ConfigError where an optimizer has a momentum of its own and the compression has one, too.
 

@@ -68,6 +68,17 @@ class Gathering:
             raise ConfigError(f"ranks bring {brought} figures: bring as many on each")
         return ranks
 
+    def mean(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Replace floating-point tensors by their mean over all ranks, uncompressed, by way of the host.
+
+        Raises as figures(), and ConfigError where ranks bring other numbers of elements.
+        """
+        numels = self.figures([sum(each.numel() for each in tensors)], "a mean")
+        if len({numel for (numel,) in numels}) > 1:
+            brought = ", ".join(f"{numel:.0f}" for (numel,) in numels)
+            raise ConfigError(f"ranks bring {brought} elements, of which there is no mean: let all do the same steps")
+        self._launch(partial(_mean, tensors), f"step {self._session.step}, a mean")()
+
     def on_first(self, value: Any) -> list[Any] | None:
         """Return on the first rank what all ranks bring, which pickle takes; None on others."""
         return self._launch(partial(_on_first, value), f"step {self._session.step}, what is saved")()
@@ -86,6 +97,20 @@ def _gathered(figures: Sequence[float], engine: Engine) -> list[list[float]]:
     with engine.aside():
         ranks: list[list[float]] = engine.allgather_json(figures)
     return ranks
+
+
+@torch.no_grad()
+def _mean(tensors: Sequence[torch.Tensor], engine: Engine) -> None:
+    for dtype in (torch.float32, torch.float64):
+        those = [each for each in tensors if torch.promote_types(each.dtype, torch.float32) == dtype]
+        if those:
+            total = torch.cat([each.detach().to("cpu", dtype).flatten() for each in those])
+            with engine.aside():
+                engine.control.allreduce(total)
+            total /= engine.world_size
+            parts: Sequence[torch.Tensor] = torch.split(total, [each.numel() for each in those])
+            for tensor, part in zip(those, parts, strict=True):
+                tensor.copy_(part.view(tensor.shape))
 
 
 def _on_first(value: Any, engine: Engine) -> list[Any] | None:

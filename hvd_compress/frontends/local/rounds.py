@@ -28,7 +28,11 @@ class Rounds:
         handle: of what exchanges them.
         in_flight: the fragment that was launched and has not landed; None for none.
         leaving: whether this rank has taken its last step, as the next exchange tells all.
+        some_leave: whether any rank has, as the last exchange said.
         report: of the last exchange in which something had moved; None before the first.
+        exchange_s: what the last exchange took, its phases together.
+        figures: seconds of a step and of an exchange, of the slowest rank, as ranks said when the last one was
+            launched.
     """
 
     def __init__(
@@ -65,7 +69,9 @@ class Rounds:
         self.in_flight: int | None = None
         self._landing: dict[str, torch.Tensor] | None = None  # what has come of it; empty where that does not count
         self._told: Callable[[], list[list[float]]] | None = None  # waits for what ranks say of what is in flight
-        self.leaving, self._final = False, 0  # final: exchanges since all ranks have taken their last step
+        self.leaving = self.some_leave = False
+        self._final = 0  # exchanges since all ranks have taken their last step
+        self.exchange_s, self.figures = 0.0, (0.0, 0.0)
         self.report: RoundReport | None = None
         self._launched: dict[str, torch.Tensor] = {}  # parameters as they were when it was launched, if it lands late
 
@@ -81,7 +87,17 @@ class Rounds:
 
     def go_on(self) -> None:
         """All ranks take more steps after their last."""
-        self.leaving, self._final = False, 0
+        self.leaving, self.some_leave, self._final = False, False, 0
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.handle.front.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.handle.front.world_size
 
     def open(self) -> None:
         """Meet, and agree on the parameters as they are, or on those of a checkpoint. All ranks call it.
@@ -89,7 +105,7 @@ class Rounds:
         Raises ConfigError where ranks differ, as Session.open().
         """
         if not self._resumes:
-            self._agree()
+            self.agree()
         session = self.handle.session
         session.open([name for names in self._names for name in names], options=repr((self._names, self._mix)))
         layouts: list[Layout] = []
@@ -128,12 +144,35 @@ class Rounds:
     @torch.no_grad()
     def begin(self) -> None:
         """Local steps begin: ranks agree on the parameters as they are. What gradients have left is forgotten."""
-        self._agree()
+        self.agree()
         self.handle.session.states.scale(0.0)
 
+    def mean(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Replace tensors by their mean over all ranks, uncompressed; between two steps. All ranks call it."""
+        if tensors:
+            self.handle.session.gathering.mean(tensors)
+
+    def meet(self) -> None:
+        """Synchronous steps begin: exchange all fragments, so that ranks agree on the parameters."""
+        if self.in_flight is not None:
+            self.land()
+        for fragment in range(self.count):
+            self.launch(fragment)
+            self.land()
+        self.handle.session.states.scale(0.0)
+
+    def gather(self, figures: tuple[float, float]) -> tuple[float, float]:
+        """Return the figures of the slowest rank, between two steps. All ranks call it."""
+        first, second = zip(*self.handle.session.gathering.figures(figures), strict=True)
+        return max(first), max(second)
+
     @torch.no_grad()
-    def launch(self, fragment: int, lands_late: bool = False) -> None:
-        """Begin to exchange what a fragment has moved since it last landed; if it lands late, training goes on."""
+    def launch(self, fragment: int, lands_late: bool = False, figures: tuple[float, float] = (0.0, 0.0)) -> None:
+        """Begin to exchange what a fragment has moved since it last landed; if it lands late, training goes on.
+
+        Args:
+            figures: seconds of a step and of an exchange, as this rank sees them.
+        """
         assert self.in_flight is None, "one after the other"
         session, self.in_flight = self.handle.session, fragment
         session.begin_step(self._numbers[fragment])
@@ -144,7 +183,7 @@ class Rounds:
             energy += _energy(self._flats[number])
             session.buckets.mark_ready(number)
             session.submit(number, self._flats[number])
-        self._told = session.gathering.begin([energy, float(self.leaving)], "what ranks say of their round")
+        self._told = session.gathering.begin([energy, float(self.leaving), *figures], "what ranks say of their round")
         if lands_late:
             self._launched = {name: self._parameters[name].detach().clone() for name in self._names[fragment]}
 
@@ -190,10 +229,12 @@ class Rounds:
         assert self.in_flight is not None, "nothing is in flight"
         if self._landing is None:
             report = self.handle.session.end_step()
+            self.exchange_s = report.compress_s + report.communicate_s + report.decompress_s
             numbers = self._numbers[self.in_flight] if report.finite else ()
             self._landing = {name: part for number in numbers for name, part in self._parts(number).items()}
             assert self._told is not None
-            energies, leaving = zip(*self._told(), strict=True)
+            energies, leaving, *figures = zip(*self._told(), strict=True)
+            self.some_leave, self.figures = any(leaving), (max(figures[0]), max(figures[1]))
             self._final = self._final + 1 if all(leaving) else 0
             moved = RoundReport.of(energies, sum(_energy(self._flats[number]) for number in numbers))
             if moved is not None:
@@ -213,7 +254,7 @@ class Rounds:
             "results": {name: result.clone() for name, result in results.items()},
             "launched": self._launched,
             "exchange": self.handle.state_dict(),
-            "world_size": self.handle.front.world_size,
+            "world_size": self.world_size,
         }
 
     @torch.no_grad()
@@ -236,7 +277,7 @@ class Rounds:
         for optimizer, each in zip(self._outer, state["outer"], strict=True):
             optimizer.load_state_dict(each)
         self.handle.load_state_dict(state["exchange"])
-        if state["world_size"] != self.handle.front.world_size:
+        if state["world_size"] != self.world_size:
             for name, anchor in self.anchors.items():
                 self._parameters[name].copy_(anchor)
             return
@@ -250,7 +291,8 @@ class Rounds:
         self.handle.session.close()
 
     @torch.no_grad()
-    def _agree(self) -> None:
+    def agree(self) -> None:
+        """Ranks have the same parameters: anchors are these."""
         for name, anchor in self.anchors.items():
             anchor.copy_(self._parameters[name])
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
 
 from hvd_compress.checks import check_whole
 from hvd_compress.errors import ConfigError
 from hvd_compress.frontends.local import fragments
+from hvd_compress.frontends.local.auto import Auto
+from hvd_compress.frontends.local.clock import Clock
 from hvd_compress.frontends.local.rounds import Rounds
 
-Every = int | Callable[[int], int]
-"""Steps in a round: a number, or a function of the steps so far, which is asked when a round begins."""
+Every = int | Callable[[int], int] | Literal["auto"]
+"""Steps in a round: a number; a function of the steps so far, which is asked when a round begins; or "auto"."""
+
+
+LOOK_AGAIN = 64
+"""Synchronous steps after which "auto" asks whether they are still the best."""
 
 
 class Schedule:
@@ -19,9 +27,18 @@ class Schedule:
 
     Attributes:
         steps: of the optimizer so far.
+        auto: what chooses the steps of rounds; None where the program does.
     """
 
-    def __init__(self, rounds: Rounds, *, every: Every, start_after: int, delay: int) -> None:
+    def __init__(
+        self,
+        rounds: Rounds,
+        *,
+        every: Every,
+        start_after: int,
+        delay: int,
+        remembered: Callable[[], Sequence[torch.Tensor]] = tuple,
+    ) -> None:
         """Nothing is communicated.
 
         Args:
@@ -29,12 +46,18 @@ class Schedule:
             start_after: steps that are synchronous first.
             delay: steps after which what was launched lands: 0 waits for it at once. It lands before the next exchange
                 begins, however soon that is.
+            remembered: returns what the optimizer remembers. Where steps become synchronous after local ones, ranks go
+                on with the mean, as else the same gradients would move them apart.
 
         Raises ConfigError for numbers that do not fit.
         """
         check_whole("start_after", start_after, 0)
         check_whole("delay", delay, 0)
-        if not callable(every):
+        self.auto = Auto(rounds.count, delay, rounds.world_size, tells=rounds.rank == 0) if every == "auto" else None
+        if isinstance(every, str):
+            if self.auto is None:
+                raise ConfigError(f'every={every!r} is no number of steps, no function of the steps, and not "auto"')
+        elif not callable(every):
             check_whole("every", every, 1)
             apart = fragments.spacing(every, rounds.count)
             if delay > apart:
@@ -43,52 +66,84 @@ class Schedule:
                     f"begins after {apart}: one is on its way at a time, so take a delay of at most {apart}"
                 )
         self._rounds, self._every, self._start_after, self._delay = rounds, every, start_after, delay
+        self._remembered = remembered
         self.steps = 0
-        self._place, self._length = 0, 0  # local steps of the round so far, and of all of it
+        self._place, self._length = 0, 0  # local steps of the round so far, and of all of it; 0 before the first
         self._lands_after = 0
-
-    @property
-    def is_synchronous(self) -> bool:
-        """Whether the coming step is."""
-        return self._every == 1 or self.steps < self._start_after
+        self._clock = Clock()
 
     def before_step(self) -> None:
         """Exchange gradients, where the step is synchronous."""
-        if self.is_synchronous:
+        begins = self.steps >= self._start_after and self._place == self._length
+        if begins and not self._is_synchronous:
+            self._clock.reset()
+        self._clock.works()
+        if begins:
+            self._begin_round()
+            self._clock.skip()
+        if self._is_synchronous:
             self._rounds.reduce()
+            self._clock.exchanges()
 
     def after_step(self) -> None:
         """Begin and end exchanges that are due."""
-        was_synchronous = self.is_synchronous
+        self._clock.works(steps=1)
         self.steps += 1
-        if was_synchronous:
-            if not self.is_synchronous:
-                self._rounds.begin()
+        if self._is_synchronous:
+            self._place = self._length
             return
-        if self._place == self._length:
-            self._place, self._length = 0, self._next_length()
         self._place += 1
         if self._rounds.in_flight is not None and self.steps == self._lands_after:
-            self._rounds.land()
+            self._land()
         for fragment in fragments.due(self._place, self._length, self._rounds.count):
             if self._rounds.is_over:
                 return
             if self._rounds.in_flight is not None:
-                self._rounds.land()
-            self._rounds.launch(fragment, lands_late=self._delay > 0)
+                self._land()
+            self._rounds.launch(fragment, lands_late=self._delay > 0, figures=self._clock.figures())
             self._lands_after = self.steps + self._delay
             if not self._delay:
-                self._rounds.land()
+                self._land()
+
+    @property
+    def _is_synchronous(self) -> bool:
+        """Whether the step is, whose round has begun."""
+        return self._length <= 1
+
+    def _land(self) -> None:
+        rounds = self._rounds
+        rounds.land()
+        self._clock.exchanges(rounds.exchange_s if self._delay else None)
+        if self.auto is not None and rounds.report is not None:
+            self.auto.measured(*rounds.figures, rounds.report.cosine, self._length)
+
+    def _begin_round(self) -> None:
+        before, self._place = self._length, 0
+        if not self._rounds.some_leave:
+            self._length = self._next_length()
+        if before <= 1 < self._length:
+            self._rounds.begin()
+        elif before > 1 == self._length:
+            self._rounds.meet()
+            self._rounds.mean(self._remembered())
 
     def _next_length(self) -> int:
+        if self.auto is not None:
+            if self._length == 1 and self._clock.steps >= LOOK_AGAIN:
+                self.auto.measured_synchronous(*self._rounds.gather(self._clock.figures()))
+                self._clock.reset()
+            return self.auto.choose()
         if not callable(self._every):
+            assert not isinstance(self._every, str)
             return self._every
-        found = self._every(self.steps - 1)
-        check_whole(f"every({self.steps - 1})", found, 1)
+        found = self._every(self.steps)
+        check_whole(f"every({self.steps})", found, 1)
         return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the round, and the state of rounds."""
+        if self._is_synchronous:
+            self._rounds.agree()
         place = {"steps": self.steps, "place": self._place, "length": self._length, "lands_after": self._lands_after}
         return {**place, "rounds": self._rounds.state_dict()}
 
@@ -103,9 +158,11 @@ class Schedule:
 
         Then ranks agree on all parameters. While steps are synchronous, all have taken as many, and agree.
         """
-        if self.is_synchronous:
+        if self._is_synchronous:
             return
         self._rounds.leaving = True
         while not self._rounds.is_over:
+            if self._place == self._length:
+                self._begin_round()
             self.after_step()
         self._rounds.go_on()

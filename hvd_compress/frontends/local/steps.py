@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from hvd_compress.frontends.local.outer import Make, averaging
 from hvd_compress.frontends.local.rounds import Rounds
 from hvd_compress.frontends.local.schedule import Every, Schedule
 from hvd_compress.frontends.optimizer.named_parameters import name_parameters, trainable
+from hvd_compress.frontends.optimizers import state_tensors
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 
@@ -61,7 +63,9 @@ class LocalSteps:
         Args:
             optimizer: of torch, not distributed; of AdamW, Muon and so on each rank keeps its own state.
             model: whose parameters it trains, the same on all ranks now.
-            every: steps in a round; 1 is synchronous training. Or a function of the steps so far, alike on all ranks.
+            every: steps in a round; 1 is synchronous training. Or a function of the steps so far, alike on all ranks,
+                which is asked before each round. "auto" measures steps, exchanges and how alike ranks learn, takes what
+                promises a loss soonest, and says why in `reason`.
             compression: of what is exchanged; int4() by default.
             outer: what moves the parameters by the mean: averaging, diloco, or what makes a torch optimizer of them.
             start_after: steps that are synchronous first, by the same compression.
@@ -109,7 +113,13 @@ class LocalSteps:
             world_size=hvd.size(),
         )
         self.handle = self._rounds.handle
-        self._schedule = Schedule(self._rounds, every=every, start_after=start_after, delay=delay)
+        self._schedule = Schedule(
+            self._rounds,
+            every=every,
+            start_after=start_after,
+            delay=delay,
+            remembered=partial(state_tensors, optimizer),
+        )
         # They hold this: what a program makes and does not keep exchanges all the same, as long as its optimizer lives.
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
@@ -124,17 +134,17 @@ class LocalSteps:
         """
         if self._schedule is not None and self._is_open:
             self._schedule.finish()
-            _average(self._buffers())
+            self._rounds.mean(self._buffers())
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Within it, the model has the mean of all ranks' parameters and buffers, to be evaluated. Collective."""
-        if self._schedule is None:
+        if not self._is_open:  # one rank, or the first step is still to come
             yield
             return
         tensors = [*(each.detach() for each in self._parameters.values()), *self._buffers()]
         own = [each.clone() for each in tensors]
-        _average(tensors)
+        self._rounds.mean(tensors)
         try:
             yield
         finally:
@@ -156,6 +166,11 @@ class LocalSteps:
         if self._schedule is not None and state:
             self._schedule.load_state_dict(state)
 
+    @property
+    def reason(self) -> str:
+        """Why rounds have as many steps as they have, in words, for every="auto"; empty before it has chosen."""
+        return "" if self._schedule is None or self._schedule.auto is None else self._schedule.auto.reason
+
     def _buffers(self) -> list[torch.Tensor]:
         """Return what has a mean, as BatchNorm's statistics; each rank keeps its own while it trains."""
         return [each for each in self._model.buffers() if each.is_floating_point()]
@@ -170,14 +185,6 @@ class LocalSteps:
     def _after(self, *_: Any) -> None:
         assert self._schedule is not None
         self._schedule.after_step()
-
-
-@torch.no_grad()
-def _average(tensors: Sequence[torch.Tensor]) -> None:
-    if tensors:
-        means = hvd.grouped_allreduce(list(tensors), op=hvd.Average, name="hvd_compress.local")
-        for tensor, mean in zip(tensors, means, strict=True):
-            tensor.copy_(mean)
 
 
 def _handle(trained: Any) -> Handle | None:

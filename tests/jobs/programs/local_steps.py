@@ -80,9 +80,25 @@ def uneven() -> None:
     assert torch.equal(model[1].running_mean, own)
 
 
+def automatic() -> None:
+    """Ranks choose alike, by figures that differ from rank to rank, and say why."""
+    model = torch.nn.Linear(50, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    local = LocalSteps(optimizer, model, every="auto", start_after=2)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    for _ in range(40):
+        optimizer.zero_grad()
+        model(torch.randn(8, 50) + hvd.rank()).square().mean().backward()
+        optimizer.step()
+    reasons = hvd.allgather_object(local.reason)
+    assert reasons[0].startswith("every="), reasons
+    assert len(set(reasons)) == 1, reasons
+
+
 hvd.init()
 unkept()
 uneven()
+automatic()
 whole, saved = train()
 resumed, _ = train(saved)
 assert torch.equal(whole, resumed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from hvd_compress.frontends.local import outer
 from hvd_compress.frontends.local.report import RoundReport
 from hvd_compress.frontends.local.rounds import Rounds
 from hvd_compress.frontends.local.schedule import Schedule
+from hvd_compress.frontends.optimizers import state_tensors
 from hvd_compress.settings import Settings
 
 
@@ -65,8 +67,9 @@ def train(
             dict(trained.named_parameters()), asked, Settings(), lambda: engine, outer=outside, mix=mix,
             fragment_count=fragments, rank=engine.rank, world_size=engine.world_size,
         )  # fmt: skip
-        planned = Schedule(rounds, **{"every": 4, "start_after": 2, "delay": 0, **schedule})
         optimizer = torch.optim.SGD(trained.parameters(), lr=0.05, momentum=0.9)
+        words = {"every": 4, "start_after": 2, "delay": 0, "remembered": partial(state_tensors, optimizer), **schedule}
+        planned = Schedule(rounds, **words)
         if saved and stop is None:
             trained.load_state_dict(saved[engine.rank]["model"])
             optimizer.load_state_dict(saved[engine.rank]["optimizer"])
