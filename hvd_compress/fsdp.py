@@ -15,11 +15,12 @@ from typing import Any as _Any
 
 from hvd_compress.frontends.ddp.api import Compression
 from hvd_compress.frontends.fsdp.api import compress
+from hvd_compress.frontends.fsdp.local import local_steps
 from hvd_compress.frontends.known import load_state_dict, of, state_dict
 from hvd_compress.frontends.known import moved as _moved
 from hvd_compress.session.report import StepReport
 
-__all__ = ["Compression", "StepReport", "compress", "load_state_dict", "of", "state_dict"]
+__all__ = ["Compression", "StepReport", "compress", "load_state_dict", "local_steps", "of", "state_dict"]
 
 if not _TYPE_CHECKING:
 

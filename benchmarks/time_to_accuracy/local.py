@@ -13,6 +13,7 @@ from torch import nn
 from benchmarks.time_to_accuracy.tasks import RANKS, Task
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessWorld
+from hvd_compress.frontends.local.replicas import Replicas
 from hvd_compress.frontends.local.rounds import Rounds
 from hvd_compress.frontends.local.schedule import Schedule
 from hvd_compress.settings import Settings
@@ -68,14 +69,7 @@ class LocalRanks:
 
 
 def _rounds(model: nn.Module, engine: Engine, words: Mapping[str, Any]) -> Rounds:
-    return Rounds(
-        dict(model.named_parameters()),
-        words["compression"],
-        Settings(adapt=False),
-        lambda: engine,
-        outer=words["outer"],
-        fragment_count=words["fragments"],
-        mix=words["mix"],
-        rank=engine.rank,
-        world_size=RANKS,
-    )
+    parameters, settings = dict(model.named_parameters()), Settings(adapt=False)
+    replicas = Replicas(parameters, lambda *_: engine, engine.rank, RANKS, settings)
+    parts = words["fragments"]
+    return Rounds(replicas, words["compression"], outer=words["outer"], fragment_count=parts, mix=words["mix"])

@@ -33,10 +33,14 @@ def trains(optimizer: Any, parameters: Iterable[torch.Tensor]) -> bool:
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Return what an optimizer remembers in floating-point tensors, such as momenta, in the order of its parameters."""
+    """Return what an optimizer remembers in floating-point tensors, such as momenta, in the order of its parameters.
+
+    Of what is sharded this rank's shards.
+    """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     found = [each for parameter in parameters for each in optimizer.state.get(parameter, {}).values()]
-    return [each for each in found if isinstance(each, torch.Tensor) and each.is_floating_point()]
+    tensors = [each for each in found if isinstance(each, torch.Tensor) and each.is_floating_point()]
+    return [each.to_local() if hasattr(each, "to_local") else each for each in tensors]
 
 
 def check_momentum(compressor: Compressor, optimizer: Any) -> None:

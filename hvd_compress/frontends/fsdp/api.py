@@ -90,7 +90,7 @@ def compress(
             raise ConfigError("feedback= and replicas= are for shards, and replicate() makes none: leave them out")
         compress_composed(model, ddp, compression)
         return given
-    _require_sharded(model)
+    require_sharded(model)
     asked = compression, feedback, replicas
     if _is_compressed(model, asked):
         return given
@@ -123,6 +123,11 @@ def compress(
     return given
 
 
+def is_compressed(model: torch.nn.Module) -> bool:
+    """Whether compress() was called for this root module."""
+    return model in _exchanges
+
+
 def _is_compressed(model: torch.nn.Module, asked: tuple[Any, ...]) -> bool:
     """Return whether compress() was called before. Raises UsageError where that was with something else."""
     if model not in _exchanges:
@@ -136,7 +141,7 @@ def _is_compressed(model: torch.nn.Module, asked: tuple[Any, ...]) -> bool:
 
 def _over(groups: list[ParamGroup], replicas: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, bool]:
     """Return the ranks whose exchanges are compressed, and whether these are reduce-scatters."""
-    shards, native = _one_mesh(groups)
+    shards, native = one_mesh(groups)
     if replicas is not None:
         _check_replicas(replicas, shards, native)
     among = replicas if replicas is not None else native
@@ -148,7 +153,7 @@ def _over(groups: list[ParamGroup], replicas: dist.ProcessGroup | None) -> tuple
 def _made(
     model: torch.nn.Module, groups: list[ParamGroup], request: Request, over: dist.ProcessGroup, scatters: bool
 ) -> GradientExchange:
-    settings = _settings(over)
+    settings = settings_of(over)
     connect = partial(
         choose_torch_engine,
         request.engine,
@@ -197,7 +202,7 @@ def _install(exchange: GradientExchange, group: ParamGroup) -> None:
     module.set_all_reduce_hook(AllReduceHook(exchange, group))
 
 
-def _one_mesh(groups: list[ParamGroup]) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+def one_mesh(groups: list[ParamGroup]) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
     """Return the groups of ranks that share a replica, and that have the same shard, which all modules agree in."""
     if not groups:
         raise ConfigError("the model trains no parameter: unfreeze some before compress()")
@@ -234,7 +239,7 @@ def _ranks(group: dist.ProcessGroup | None) -> tuple[int, ...] | None:
     return None if group is None else tuple(dist.get_process_group_ranks(group))
 
 
-def _settings(over: dist.ProcessGroup) -> Settings:
+def settings_of(over: dist.ProcessGroup) -> Settings:
     """Return those of the environment. What is written is written of the ranks that exchange with rank 0."""
     settings = Settings.from_environment().waiting(max(own_timeout_s(over), own_timeout_s()))
     if 0 not in dist.get_process_group_ranks(over):
@@ -244,7 +249,8 @@ def _settings(over: dist.ProcessGroup) -> Settings:
     return replace(settings, recordings=())
 
 
-def _require_sharded(model: Any) -> None:
+def require_sharded(model: Any) -> None:
+    """Raise ConfigError for a model that is not sharded, UnsupportedError where torch has no such FSDP2."""
     try:
         from torch.distributed.fsdp import FSDPModule
     except ImportError:

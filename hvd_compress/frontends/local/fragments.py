@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hvd_compress.buckets.plan import Slot
 
+def cut(sizes: Mapping[str, int], count: int) -> list[tuple[str, ...]]:
+    """Return the names of each of `count` fragments, at most as many as there are layers, by names and their sizes.
 
-def cut(slots: Mapping[str, Slot], count: int) -> list[tuple[str, ...]]:
-    """Return the names of each of `count` fragments, at most as many as there are layers.
-
-    A layer, all parameters of one module, goes to the fragment that has the fewest bytes so far, so that layers of one
+    A layer, all parameters of one module, goes to the fragment that is the smallest so far, so that layers of one
     size are interleaved, as in Streaming DiLoCo (Douillard et al. 2025, section 2.2), and others are balanced. The same
     on all ranks, whose models are alike.
     """
     layers: dict[str, list[str]] = {}
-    for name in slots:
+    for name in sizes:
         layers.setdefault(name.rpartition(".")[0], []).append(name)
     fragments: list[list[str]] = [[] for _ in range(min(count, len(layers)))]
-    sizes = [0] * len(fragments)
+    filled = [0] * len(fragments)
     for names in layers.values():
-        smallest = sizes.index(min(sizes))
+        smallest = filled.index(min(filled))
         fragments[smallest] += names
-        sizes[smallest] += sum(slots[name].nbytes for name in names)
+        filled[smallest] += sum(sizes[name] for name in names)
     return [tuple(names) for names in fragments]
 
 

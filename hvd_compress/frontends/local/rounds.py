@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import plan_buckets
-from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.frontends.front_end import FrontEnd
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.local import fragments
 from hvd_compress.frontends.local.outer import Make
+from hvd_compress.frontends.local.replicas import Replicas
 from hvd_compress.frontends.local.report import RoundReport
 from hvd_compress.request.request import Request
-from hvd_compress.settings import Settings
 
 
 class Rounds:
@@ -37,31 +37,29 @@ class Rounds:
 
     def __init__(
         self,
-        parameters: Mapping[str, torch.Tensor],
+        replicas: Replicas,
         request: Request,
-        settings: Settings,
-        connect: Callable[[], Engine],
         *,
         outer: Make,
         fragment_count: int = 1,
         mix: float | None = None,
-        rank: int = 0,
-        world_size: int = 1,
     ) -> None:
         """Nothing is communicated yet.
 
         Args:
-            parameters: by name, in an order that is the same on all ranks, on which they agree now.
+            replicas: of the model, which agree now; names are in an order that is the same on all ranks.
             outer: returns the optimizer of the anchors.
             mix: of what lands late, the share of a rank's own parameters in what it goes on with, in [0, 1); None has
                 it go on from the anchors with all that it has learned meanwhile.
-            rank, world_size: this rank, and how many there are, as checkpoints know them.
         """
-        self._parameters, self._mix, self._settings = dict(parameters), mix, settings
+        self._replicas, self._mix = replicas, mix
+        self._parameters = parameters = dict(replicas.parameters)
         self.anchors = {name: each.detach().clone().requires_grad_() for name, each in parameters.items()}
-        self.handle = Handle(self.anchors, request, settings, connect, average=True)
-        self.handle.front = FrontEnd(rank, world_size)
-        self._names = fragments.cut(self.handle.slots, fragment_count)
+        settings, connect = replicas.settings, partial(replicas.connect, request, replicas.settings)
+        self.handle = Handle(self.anchors, request, settings, connect, average=True, arrivals=replicas.arrivals)
+        self.handle.front = FrontEnd(replicas.rank, replicas.world_size, replicas.shard)
+        sizes = replicas.sizes or {name: each.nbytes for name, each in parameters.items()}
+        self._names = fragments.cut(sizes, fragment_count)
         self._outer = [outer([self.anchors[name] for name in names]) for names in self._names]
         self._numbers: list[tuple[int, ...]] = []
         self._flats: list[torch.Tensor] = []
@@ -110,7 +108,7 @@ class Rounds:
         session.open([name for names in self._names for name in names], options=repr((self._names, self._mix)))
         layouts: list[Layout] = []
         for names in self._names:
-            cut = plan_buckets(names, self.handle.slots, self._settings.fusion_threshold_bytes)
+            cut = plan_buckets(names, self.handle.slots, self._replicas.settings.fusion_threshold_bytes)
             self._numbers.append(tuple(range(len(layouts), len(layouts) + len(cut))))
             layouts += cut
         session.set_buckets(layouts, self.handle.devices)
@@ -125,6 +123,7 @@ class Rounds:
         """
         session = self.handle.session
         session.begin_step()
+        self._replicas.take_gradients()
         for number, flat in enumerate(self._flats):
             for name, part in self._parts(number).items():
                 gradient = self._parameters[name].grad
@@ -139,6 +138,7 @@ class Rounds:
                     parameter.grad = part.clone()
                 else:
                     parameter.grad.copy_(part)
+        self._replicas.give_gradients()
         return report.finite
 
     @torch.no_grad()

@@ -9,23 +9,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.checks import check_number, check_whole
 from hvd_compress.compression import Compression
 from hvd_compress.engines.leave import at_end
-from hvd_compress.engines.select import choose_engine
-from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.frontends.handle import Handle
-from hvd_compress.frontends.horovod.runtime_selection import hvd
 from hvd_compress.frontends.known import register
 from hvd_compress.frontends.local.outer import Make, averaging
+from hvd_compress.frontends.local.replicas import Replicas
 from hvd_compress.frontends.local.rounds import Rounds
 from hvd_compress.frontends.local.schedule import Every, Schedule
-from hvd_compress.frontends.optimizer.named_parameters import name_parameters, trainable
 from hvd_compress.frontends.optimizers import state_tensors
 from hvd_compress.request.request import Request
-from hvd_compress.settings import Settings
 
 
 class LocalSteps:
@@ -48,7 +43,7 @@ class LocalSteps:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        model: nn.Module,
+        model: nn.Module | Replicas,
         *,
         every: Every = 8,
         compression: Request | None = None,
@@ -75,43 +70,21 @@ class LocalSteps:
                 By default it goes on from what all have learned, with all that it has learned meanwhile.
 
         Raises:
-            ConfigError: an argument is out of range, or the model is wrapped in DistributedDataParallel.
+            ConfigError: an argument is out of range, or the model is wrapped in DistributedDataParallel, or sharded.
             UsageError: hvd.init() was not called.
         """
-        if isinstance(model, DistributedDataParallel):
-            raise ConfigError(
-                "DistributedDataParallel exchanges gradients in each step, which local steps are to save: pass the "
-                "module that it was made from"
-            )
-        if not hvd.is_initialized():
-            raise UsageError("hvd.init() comes first: without it there are no ranks to train with")
         check_whole("fragments", fragments, 1)
         if mix is not None:
             check_number("mix", mix, 0, below=1)
-        names = trainable(name_parameters(optimizer, list(model.named_parameters())))
-        parameters = {name: parameter for parameter, name in names.items()}
-        request, settings = compression or Compression.int4(), Settings.from_environment()
-        self._model, self._parameters, self._is_open = model, parameters, False
+        request = compression or Compression.int4()
+        self._replicas = replicas = model if isinstance(model, Replicas) else Replicas.whole(optimizer, model)
+        self._is_open = False
         self._schedule: Schedule | None = None
-        if hvd.size() == 1:
-            self.handle = Handle.alone(parameters, request, settings)
+        if replicas.world_size == 1:
+            self.handle = Handle.alone(replicas.parameters, request, replicas.settings)
             at_end(self, self.handle.session.close)
             return
-
-        def connect() -> Any:
-            return choose_engine(request.engine or "auto", None, hvd, settings.timeout_s)
-
-        self._rounds = Rounds(
-            parameters,
-            request,
-            settings,
-            connect,
-            outer=outer,
-            fragment_count=fragments,
-            mix=mix,
-            rank=hvd.rank(),
-            world_size=hvd.size(),
-        )
+        self._rounds = Rounds(replicas, request, outer=outer, fragment_count=fragments, mix=mix)
         self.handle = self._rounds.handle
         self._schedule = Schedule(
             self._rounds,
@@ -134,7 +107,7 @@ class LocalSteps:
         """
         if self._schedule is not None and self._is_open:
             self._schedule.finish()
-            self._rounds.mean(self._buffers())
+            self._rounds.mean(self._replicas.buffers())
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -142,7 +115,7 @@ class LocalSteps:
         if not self._is_open:  # one rank, or the first step is still to come
             yield
             return
-        tensors = [*(each.detach() for each in self._parameters.values()), *self._buffers()]
+        tensors = [*(each.detach() for each in self._replicas.parameters.values()), *self._replicas.buffers()]
         own = [each.clone() for each in tensors]
         self._rounds.mean(tensors)
         try:
@@ -170,10 +143,6 @@ class LocalSteps:
     def reason(self) -> str:
         """Why rounds have as many steps as they have, in words, for every="auto"; empty before it has chosen."""
         return "" if self._schedule is None or self._schedule.auto is None else self._schedule.auto.reason
-
-    def _buffers(self) -> list[torch.Tensor]:
-        """Return what has a mean, as BatchNorm's statistics; each rank keeps its own while it trains."""
-        return [each for each in self._model.buffers() if each.is_floating_point()]
 
     def _before(self, *_: Any) -> None:
         assert self._schedule is not None

@@ -12,6 +12,7 @@ from hvd_compress.compression import Compression
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import run_ranks
 from hvd_compress.frontends.local import fragments, outer
+from hvd_compress.frontends.local.replicas import Replicas
 from hvd_compress.frontends.local.report import RoundReport
 from hvd_compress.frontends.local.rounds import Rounds
 from hvd_compress.settings import Settings
@@ -32,13 +33,17 @@ def learn(mine: dict[str, torch.Tensor], rank: int, step: int) -> None:
             each.add_(torch.randn(each.shape, generator=generator), alpha=0.01)
 
 
+def replicas(mine: dict[str, torch.Tensor], engine: Engine) -> Replicas:
+    return Replicas(mine, lambda *_: engine, engine.rank, engine.world_size, Settings())
+
+
 def in_ranks(
     size: int, body: Callable[[Rounds, dict[str, torch.Tensor], int], Any], request: Any = None, **options: Any
 ) -> Sequence[Any]:
     def whole(engine: Engine) -> Any:
         mine = parameters()
         asked = Compression.dense() if request is None else request
-        rounds = Rounds(mine, asked, Settings(), lambda: engine, **{"outer": outer.averaging, **options})
+        rounds = Rounds(replicas(mine, engine), asked, **{"outer": outer.averaging, **options})
         rounds.open()
         try:
             return body(rounds, mine, engine.rank)

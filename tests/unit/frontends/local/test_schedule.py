@@ -15,6 +15,7 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import run_ranks
 from hvd_compress.errors import ConfigError
 from hvd_compress.frontends.local import outer
+from hvd_compress.frontends.local.replicas import Replicas
 from hvd_compress.frontends.local.report import RoundReport
 from hvd_compress.frontends.local.rounds import Rounds
 from hvd_compress.frontends.local.schedule import Schedule
@@ -63,10 +64,10 @@ def train(
     def body(engine: Engine) -> list[torch.Tensor]:
         trained = model()
         asked = Compression.dense() if compression is None else compression
-        rounds = Rounds(
-            dict(trained.named_parameters()), asked, Settings(), lambda: engine, outer=outside, mix=mix,
-            fragment_count=fragments, rank=engine.rank, world_size=engine.world_size,
-        )  # fmt: skip
+        replicas = Replicas(
+            dict(trained.named_parameters()), lambda *_: engine, engine.rank, engine.world_size, Settings()
+        )
+        rounds = Rounds(replicas, asked, outer=outside, mix=mix, fragment_count=fragments)
         optimizer = torch.optim.SGD(trained.parameters(), lr=0.05, momentum=0.9)
         words = {"every": 4, "start_after": 2, "delay": 0, "remembered": partial(state_tensors, optimizer), **schedule}
         planned = Schedule(rounds, **words)

@@ -1,0 +1,82 @@
+"""Whose parameters are averaged: those that a rank trains, and the ranks that train the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_compress.engines.arrivals import Arrivals
+from hvd_compress.engines.base import Engine
+from hvd_compress.engines.select import choose_engine
+from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.frontends.horovod.runtime_selection import hvd
+from hvd_compress.frontends.optimizer.named_parameters import name_parameters, trainable
+from hvd_compress.request.request import Request
+from hvd_compress.settings import Settings
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """A model of which each rank, or each group of ranks that share it, has a replica.
+
+    Attributes:
+        parameters: what this rank trains, by name; of a sharded model its shards.
+        connect: of the compression and settings, creates the engine over the ranks that train the same.
+        rank, world_size: among these ranks.
+        settings: those of the environment, if not given.
+        shard: as FrontEnd.
+        sizes: by which fragments are cut.
+        arrivals: as Session.
+        take_gradients: called before gradients of `parameters` are exchanged, in synchronous steps.
+        give_gradients: called after that.
+        buffers: returns what has a mean, too, such as BatchNorm's statistics.
+    """
+
+    parameters: Mapping[str, torch.Tensor]
+    connect: Callable[[Request, Settings], Engine]
+    rank: int
+    world_size: int
+    settings: Settings = field(default_factory=Settings.from_environment)
+    shard: str = ""
+    sizes: Mapping[str, int] | None = None
+    arrivals: Arrivals | None = None
+    take_gradients: Callable[[], None] = lambda: None
+    give_gradients: Callable[[], None] = lambda: None
+    buffers: Callable[[], Sequence[torch.Tensor]] = tuple
+
+    @classmethod
+    def whole(cls, optimizer: torch.optim.Optimizer, model: Any) -> Replicas:
+        """Return those of a plain model, on all ranks of hvd.init().
+
+        Raises:
+            ConfigError: the model is wrapped, or sharded.
+            UsageError: hvd.init() was not called.
+        """
+        if isinstance(model, DistributedDataParallel):
+            raise ConfigError(
+                "DistributedDataParallel exchanges gradients in each step, which local steps are to save: pass the "
+                "module that it was made from"
+            )
+        if hasattr(model, "_get_fsdp_state"):
+            raise ConfigError(
+                "this model is sharded by fully_shard(): call hvd_compress.fsdp.local_steps(model, optimizer, ...)"
+            )
+        if not hvd.is_initialized():
+            raise UsageError("hvd.init() comes first: without it there are no ranks to train with")
+        names = trainable(name_parameters(optimizer, list(model.named_parameters())))
+        parameters = {name: parameter for parameter, name in names.items()}
+        return cls(parameters, _connect, hvd.rank(), hvd.size(), buffers=partial(_averaged_buffers, model))
+
+
+def _connect(request: Request, settings: Settings) -> Engine:
+    return choose_engine(request.engine or "auto", None, hvd, settings.timeout_s)
+
+
+def _averaged_buffers(model: nn.Module) -> list[torch.Tensor]:
+    return [each for each in model.buffers() if each.is_floating_point()]
