@@ -15,7 +15,6 @@ from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.select import choose_engine
 from hvd_compress.errors import ConfigError, UsageError
-from hvd_compress.frontends.horovod.runtime_selection import hvd
 from hvd_compress.frontends.optimizer.named_parameters import name_parameters, trainable
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
@@ -58,6 +57,8 @@ class Replicas:
             ConfigError: the model is wrapped, or sharded.
             UsageError: hvd.init() was not called.
         """
+        from hvd_compress.frontends.horovod.runtime_selection import hvd  # Horovod, which FSDP2 does not need
+
         if isinstance(model, DistributedDataParallel):
             raise ConfigError(
                 "DistributedDataParallel exchanges gradients in each step, which local steps are to save: pass the "
@@ -71,10 +72,10 @@ class Replicas:
             raise UsageError("hvd.init() comes first: without it there are no ranks to train with")
         names = trainable(name_parameters(optimizer, list(model.named_parameters())))
         parameters = {name: parameter for parameter, name in names.items()}
-        return cls(parameters, _connect, hvd.rank(), hvd.size(), buffers=partial(_averaged_buffers, model))
+        return cls(parameters, partial(_connect, hvd), hvd.rank(), hvd.size(), buffers=partial(_averaged_buffers, model))
 
 
-def _connect(request: Request, settings: Settings) -> Engine:
+def _connect(hvd: Any, request: Request, settings: Settings) -> Engine:
     return choose_engine(request.engine or "auto", None, hvd, settings.timeout_s)
 
 

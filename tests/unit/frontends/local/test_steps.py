@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hvd_compress
 import hvd_compress.torch as hvd
 from hvd_compress.errors import ConfigError, UsageError
-from hvd_compress.frontends.local import replicas
+from hvd_compress.frontends.horovod import runtime_selection
 from hvd_compress.local import LocalSteps
 
 
@@ -46,6 +46,6 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ({"fragments": 0}, {"mix": 1.0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             LocalSteps(optimizer, model, **wrong)  # type: ignore[arg-type]
-    monkeypatch.setattr(replicas.hvd, "is_initialized", lambda: False)
+    monkeypatch.setattr(runtime_selection.hvd, "is_initialized", lambda: False)
     with pytest.raises(UsageError, match=r"hvd.init\(\) comes first"):
         LocalSteps(optimizer, model)
