@@ -72,7 +72,8 @@ class Replicas:
             raise UsageError("hvd.init() comes first: without it there are no ranks to train with")
         names = trainable(name_parameters(optimizer, list(model.named_parameters())))
         parameters = {name: parameter for parameter, name in names.items()}
-        return cls(parameters, partial(_connect, hvd), hvd.rank(), hvd.size(), buffers=partial(_averaged_buffers, model))
+        connect, buffers = partial(_connect, hvd), partial(_averaged_buffers, model)
+        return cls(parameters, connect, hvd.rank(), hvd.size(), buffers=buffers)
 
 
 def _connect(hvd: Any, request: Request, settings: Settings) -> Engine:
