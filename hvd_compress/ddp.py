@@ -15,6 +15,7 @@ from typing import Any as _Any
 
 from hvd_compress import guests as _guests
 from hvd_compress.frontends.ddp.api import Compression, compress, hook
+from hvd_compress.frontends.ddp.local import local_steps
 from hvd_compress.frontends.known import load_state_dict, of, state_dict
 from hvd_compress.frontends.known import moved as _moved
 from hvd_compress.session.report import StepReport
@@ -29,6 +30,7 @@ __all__ = [
     "compress",
     "hook",
     "load_state_dict",
+    "local_steps",
     "of",
     "state_dict",
 ]

@@ -10,6 +10,7 @@ from benchmarks.time_to_accuracy.figures import EVERY, GOALS, SHOWN, STEPS, Figu
 from benchmarks.time_to_accuracy.lab import NETWORKS
 from benchmarks.time_to_accuracy.methods import BASELINE, CLAIMS, METHODS, REFERENCE
 from benchmarks.time_to_accuracy.tasks import RANKS, TASKS
+from hvd_compress.frontends.local.auto import CANDIDATES, FIRST, Measured
 
 HEAD = """\
 # Time to a given loss
@@ -61,6 +62,13 @@ CLAIMED = """\
 Loss above dense's of the same seeds after {steps} steps, in nats. "As dense": at most {close} above it. "Does not
 converge": it is still above dense's loss after {early} steps. Each with the settings above, tuned for no method.
 """
+AUTO = """\
+## What every="auto" takes
+
+By its own arithmetic, of the transformer with `int4()`, from a step without exchange, the exchange of four steps, and a
+cosine of {cosine} between what two ranks move in a step, as the training has; next to the best of those tried.
+"""
+COSINE, MOST_TRIED = 0.05, 4
 BESIDE = {"auto": "int4", "auto-ddp": "int4-ddp"}
 """By method that searches, the one that was trained in the same job, and is the best where networks are slow."""
 CLOSE, EARLY = 0.02, SHOWN[0]
@@ -84,7 +92,7 @@ def page(figures: Figures) -> str:
         parts += [_headline(figures, task, goal) for goal in reversed(GOALS) if figures.networks(task)]
         parts += [_seconds(figures, task)] if figures.networks(task) else []
         parts += [_losses(figures, task), _searches(figures, task), _trainings(figures, task)]
-    parts += [_claims(figures), _bounds(figures)]
+    parts += [_claims(figures), _bounds(figures), _chosen(figures)]
     return "\n\n".join(part.strip() for part in parts if part) + "\n\n" + HOW.format(every=EVERY)
 
 
@@ -127,6 +135,31 @@ def _bounds(figures: Figures) -> str:
         return ""
     title = f"`int4()` of the transformer to dense's loss after {STEPS} steps, in units of a rival's time:\n\n"
     return "## Bounds\n\n" + title + table(["rival", "network", "int4 / rival", "at most", ""], rows, words=2)
+
+
+def _chosen(figures: Figures) -> str:
+    """Return the steps between exchanges that every="auto" takes, by its own arithmetic, next to the best that was
+    tried."""
+    rows = []
+    for network in figures.networks(BOUNDED):
+        tried = {
+            METHODS[name].turn: figures.seconds_to(BOUNDED, network, name, STEPS)
+            for name in figures.methods(BOUNDED, network)
+            if name in {f"local{every}" for every in CANDIDATES} | {"int4"}
+            and figures.steps(BOUNDED, figures.curve(name, network), STEPS).reached
+        }
+        if len(tried) < MOST_TRIED or "alone" not in figures.timed(BOUNDED, network):
+            continue
+        step_s = figures.step_s(BOUNDED, network, "alone")
+        exchange_s = (figures.step_s(BOUNDED, network, f"local{FIRST}") - step_s) * FIRST
+        found = Measured(step_s, exchange_s, 1, 0, COSINE, RANKS)
+        chosen, best = min(tried, key=found.cost), min(tried, key=tried.__getitem__)
+        rows.append([NETWORKS[network].label, step_s, exchange_s, chosen, best, tried[chosen] / tried[best]])
+    if not rows:
+        return ""
+    cells = [[label, *(f"{each:.3g}" for each in numbers)] for label, *numbers in rows]
+    head = ["network", "a step, s", "an exchange, s", "steps it takes", "best of those tried", "seconds of that"]
+    return AUTO.format(cosine=COSINE) + "\n" + table(head, cells)
 
 
 def _machine(about: dict[str, Any]) -> str:

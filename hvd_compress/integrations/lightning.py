@@ -26,6 +26,7 @@ from hvd_compress.frontends.front_end import FrontEnd
 from hvd_compress.frontends.launched import has_met
 from hvd_compress.frontends.original import original_of
 from hvd_compress.frontends.saving import gathered
+from hvd_compress.local import LocalSteps
 from hvd_compress.request.request import Request
 from hvd_compress.warned import warn_caller
 
@@ -37,7 +38,7 @@ with needed("lightning", "hvd_compress.integrations.lightning"):
             raise
         from pytorch_lightning import Callback  # the same, in a package of its own
 
-__all__ = ["CompressGradients", "Compression", "compress"]
+__all__ = ["CompressGradients", "Compression", "TakeLocalSteps", "compress"]
 
 _FSDP = "under FSDP2 (ModelParallelStrategy), compress with hvd_compress.fsdp"
 
@@ -195,6 +196,51 @@ class CompressGradients(Callback):  # type: ignore[misc]  # mypy does not read L
     def _release(self) -> None:
         if self._model is not None:
             self._kept, self._model = hc.state_dict(self._model), None
+
+
+class TakeLocalSteps(Callback):  # type: ignore[misc]
+    """Has the ranks of a Trainer whose strategy is "ddp" exchange what they have learned once in several steps.
+
+    Ranks agree on the model before each validation, at the end of each epoch and of fit(): what is saved then is one
+    model, with the optimizer's state of rank 0. A training that is resumed begins with a new round. What is saved at
+    other times is the model of rank 0.
+
+    Attributes:
+        local: the LocalSteps of the last fit(); None before.
+
+    Args:
+        options: `every`, `compression` and all others, as hvd_compress.local.LocalSteps takes them.
+
+    Raises:
+        ConfigError: in fit(), the strategy is not that of DDP, there are several optimizers, or an option is wrong.
+        UsageError: in fit(), gradients are compressed, too.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options: dict[str, Any] = options
+        self.local: LocalSteps | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin, with the model that DDP has wrapped."""
+        if len(trainer.optimizers) != 1:
+            raise ConfigError(f"local steps are those of one optimizer, and the module has {len(trainer.optimizers)}")
+        self.local = hc.local_steps(trainer.strategy.model, trainer.optimizers[0], **self.options)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Agree on what is validated, and then saved."""
+        self._agree()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Agree on what is saved."""
+        self._agree()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Agree on what the module is from now on."""
+        self._agree()
+
+    def _agree(self) -> None:
+        if self.local is not None:  # else a sanity check comes before the first step
+            self.local.finish()
 
 
 class SavedCompression:

@@ -13,6 +13,7 @@ from hvd_compress.ddp import Compression
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.extras import needed
 from hvd_compress.frontends.ddp.refusals import check_compression
+from hvd_compress.local import LocalSteps
 from hvd_compress.request.request import Request
 
 with needed("transformers.trainer", "hvd_compress.integrations.transformers"):
@@ -21,7 +22,7 @@ with needed("transformers.trainer", "hvd_compress.integrations.transformers"):
 from hvd_compress.integrations import files
 from hvd_compress.integrations.accelerate import require_wrapped
 
-__all__ = ["CompressGradients", "Compression"]
+__all__ = ["CompressGradients", "Compression", "TakeLocalSteps"]
 
 _NOT_WRAPPED = (
     "Trainer does not wrap a model that evaluate() or predict() has prepared before train(): call them after it, or "
@@ -95,6 +96,51 @@ class CompressGradients(TrainerCallback):  # type: ignore[misc]  # mypy does not
     def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         if not args.save_only_model and not state.is_hyper_param_search:  # each trial has a folder, and begins anew
             files.save(self._model, os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
+
+
+class TakeLocalSteps(TrainerCallback):  # type: ignore[misc]
+    """Has the ranks of a Trainer exchange what they have learned once in several steps, not gradients in each.
+
+    Ranks agree on the model where Trainer evaluates or saves it, and at the end: a checkpoint is one model, with the
+    optimizer's state of rank 0. A training that is resumed begins with a new round.
+
+    Attributes:
+        local: the LocalSteps of the last train(); None before.
+
+    Args:
+        options: `every`, `compression` and all others, as hvd_compress.local.LocalSteps takes them.
+
+    Raises:
+        ConfigError: in train(), Trainer has not wrapped the model in DistributedDataParallel, or an option is wrong.
+        UsageError: in train(), gradients are compressed, too.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options: dict[str, Any] = options
+        self.local: LocalSteps | None = None
+        self._of: tuple[Any, ...] = ()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        trainer, _ = _training_loop()
+        require_wrapped(trainer.accelerator, trainer.model_wrapped, _NOT_WRAPPED)
+        trained = trainer.model_wrapped, trainer.optimizer
+        if self._of != trained:  # else a second train() goes on
+            self.local, self._of = ddp.local_steps(*trained, **self.options), trained
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        if control.should_evaluate or control.should_save:
+            self._agree()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        if control.should_evaluate or control.should_save:
+            self._agree()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        self._agree()
+
+    def _agree(self) -> None:
+        assert self.local is not None
+        self.local.finish()
 
 
 def _training_loop() -> tuple[Trainer, str | None]:

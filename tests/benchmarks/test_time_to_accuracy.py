@@ -84,6 +84,20 @@ def test_what_was_not_reached_says_so() -> None:
     assert "| > 380 | > 0.79 (0.79 to 0.79) |" in text
 
 
+def test_what_auto_takes_stands_next_to_the_best_of_those_tried() -> None:
+    """A step takes 0.2 s and an exchange 0.8; more steps between exchanges take more steps to the loss."""
+    found = made_up()
+    slopes = {"int4": 0.01, "local4": 0.0080, "local8": 0.0072, "local16": 0.0066, "local32": 0.0064}
+    for name, slope in slopes.items():
+        found["losses"]["language"][name] = {"1": [loss for _, loss in falling(slope)]}
+    timed = found["seconds"]["language"]["20mbit-20ms"]
+    timed["alone"] = [0.2, 0.4, 0.6]
+    for name in slopes:
+        every = int(name.removeprefix("local")) if name.startswith("local") else 1
+        timed[name] = [each * (0.2 + 0.8 / every) for each in (1.0, 2.0, 3.0)]
+    assert "| 20 Mbit/s, 20 ms | 0.4 | 1.6 | 32 | 32 | 1 |" in page.page(figures.Figures(found))
+
+
 def test_figures_are_read_as_they_were_written() -> None:
     assert json.loads(gather.dumps(made_up())) == made_up()
 

@@ -62,7 +62,8 @@ class Replicas:
         if isinstance(model, DistributedDataParallel):
             raise ConfigError(
                 "DistributedDataParallel exchanges gradients in each step, which local steps are to save: pass the "
-                "module that it was made from"
+                "module that it was made from, or, where a library has wrapped it, call "
+                "hvd_compress.ddp.local_steps(model, optimizer, ...)"
             )
         if hasattr(model, "_get_fsdp_state"):
             raise ConfigError(
@@ -70,15 +71,20 @@ class Replicas:
             )
         if not hvd.is_initialized():
             raise UsageError("hvd.init() comes first: without it there are no ranks to train with")
-        names = trainable(name_parameters(optimizer, list(model.named_parameters())))
-        parameters = {name: parameter for parameter, name in names.items()}
-        connect, buffers = partial(_connect, hvd), partial(_averaged_buffers, model)
-        return cls(parameters, connect, hvd.rank(), hvd.size(), buffers=buffers)
+        connect, buffers = partial(_connect, hvd), partial(averaged_buffers, model)
+        return cls(trained(optimizer, model), connect, hvd.rank(), hvd.size(), buffers=buffers)
 
 
 def _connect(hvd: Any, request: Request, settings: Settings) -> Engine:
     return choose_engine(request.engine or "auto", None, hvd, settings.timeout_s)
 
 
-def _averaged_buffers(model: nn.Module) -> list[torch.Tensor]:
+def trained(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters of a model that an optimizer trains, by name. Raises ConfigError where it has others."""
+    names = trainable(name_parameters(optimizer, list(model.named_parameters())))
+    return {name: parameter for parameter, name in names.items()}
+
+
+def averaged_buffers(model: nn.Module) -> list[torch.Tensor]:
+    """Return the buffers of a model that have a mean, such as BatchNorm's statistics."""
     return [each for each in model.buffers() if each.is_floating_point()]

@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hvd_compress
 import hvd_compress.ddp as hc
 from hvd_compress.errors import ConfigError, UsageError
-from hvd_compress.integrations.lightning import CompressGradients, Compression, compress
+from hvd_compress.integrations.lightning import CompressGradients, Compression, TakeLocalSteps, compress
 from tests.examples import printed_by
 from tests.unit.docs.blocks import run_pages
 from tests.unit.frontends.ddp.training import check_ranks_equal, flat, make_model
@@ -512,3 +512,30 @@ def in_one_process(rank: int, folder: Path) -> None:
     trainer.fit(module, batches())
     trainer.save_checkpoint(folder / "saved")
     assert len(module.losses) == 48
+
+
+@ranks_of_lightning
+def takes_local_steps(rank: int, folder: Path) -> None:
+    """Ranks are apart within an epoch, and agree on what is saved and at the end."""
+    apart: list[bool] = []
+
+    def look(module: Net, _: int) -> None:
+        found: list[Any] = [None, None]
+        dist.all_gather_object(found, flat(module))
+        apart.append(not torch.equal(*found))
+
+    local = TakeLocalSteps(every=5, start_after=2)
+    saves = ModelCheckpoint(dirpath=folder, filename="last", save_top_k=-1, every_n_epochs=1)
+    trainer = pl.Trainer(
+        max_epochs=2, strategy="ddp", accelerator="cpu", devices=2, callbacks=[local, saves], logger=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    module = Net(at_step=look)
+    trainer.fit(module, batches())
+    check_ranks_equal(module, "fit()")
+    assert apart[:3] == [False] * 3
+    assert all(apart[3:7]), apart
+    assert not apart[8], "the second epoch begins with what was agreed on"
+    if rank == 0:
+        saved = torch.load(saves.best_model_path, weights_only=True)["state_dict"]
+        assert all(torch.equal(saved[name], each) for name, each in module.state_dict().items())

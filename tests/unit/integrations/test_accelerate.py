@@ -106,6 +106,7 @@ def train_two_ranks(rank: int, folder: Path) -> None:
         learning_rates_are_followed(rank)
         files_of_models_and_hosts(rank, folder)
         one_rank_saves(rank, folder / "alone of two")
+        takes_local_steps(rank)
         refused()
         run_pages_of_docs()
         run_example(rank, folder / "example")
@@ -119,6 +120,25 @@ def clipped_and_accumulated_as_dense(rank: int) -> None:
     assert 0.004 * exact.norm() < (far - exact).norm() < 0.1 * exact.norm()
     assert abs(int8.loss() - dense.loss()) < 0.001
     assert abs(int4.loss() - dense.loss()) < 0.01
+
+
+def takes_local_steps(rank: int) -> None:
+    """One rank skips a step, as a loss scale that is too large has it do, and waits for the other at the end."""
+    loop = Loop()
+    local = hc.local_steps(loop.model, loop.optimizer, every=3, start_after=2)
+    for number in range(14):
+        images, labels = batch(rank, number)
+        with loop.accelerator.accumulate(loop.model):
+            loop.accelerator.backward(functional.cross_entropy(loop.model(images), labels))
+            if not (rank == 1 and number in (8, 9)):
+                loop.optimizer.step()
+            loop.optimizer.zero_grad()
+    found: list[Any] = [None, None]
+    dist.all_gather_object(found, flat(loop.model))
+    assert not torch.equal(*found)
+    local.finish()
+    check_ranks_equal(loop.model, "finish()")
+    assert loop.loss() < math.log(3)
 
 
 def resumed_as_never_interrupted(rank: int, folder: Path) -> None:

@@ -16,6 +16,7 @@ RANKS = {
     "fails": 2,
     "by_hand": 2,
     "follows": 2,
+    "takes_local_steps": 2,
     "refuses": 2,
     "with_fabric": 2,
     "in_pytorch_lightning": 2,

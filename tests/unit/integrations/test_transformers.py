@@ -114,6 +114,7 @@ def train_two_ranks(rank: int, folder: Path) -> None:
         mixed_precision_and_compiled(folder / "mixed")
         epochs_and_learning_rates_are_told(folder / "epochs")
         a_trial_keeps_nothing(folder / "trial")
+        takes_local_steps(folder / "local")
         refused(folder / "refused")
         run_pages_of_docs(folder / "pages")
         run_example(folder / "example")
@@ -193,6 +194,33 @@ def mixed_precision_and_compiled(folder: Path) -> None:
     assert torch.equal(parameters_after(compiled), expected)
     assert isinstance(compiled.model_wrapped, torch._dynamo.OptimizedModule)
     assert hc.of(compiled.model_wrapped).decisions
+
+
+def takes_local_steps(folder: Path) -> None:
+    """Ranks agree on what is saved, and at the end; between exchanges they do not."""
+    from safetensors.torch import load_file
+    from transformers import TrainerCallback
+
+    from hvd_compress.integrations.transformers import TakeLocalSteps
+
+    apart: list[bool] = []
+
+    class Looks(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+            found: list[Any] = [None, None]
+            dist.all_gather_object(found, flat(parts["model"]))
+            apart.append(not torch.equal(*found))
+
+    local = TakeLocalSteps(every=4, start_after=1)
+    trainer = trainer_of(folder, model=Small(), callbacks=[Looks(), local], save_strategy="steps", save_steps=3)
+    parameters_after(trainer)
+    # Saved behind steps 3, 6 and 8, where a round ends; and what follows is local again.
+    assert apart == [False, True, True, True, True, True, True, True], apart
+    saved = load_file(folder / "checkpoint-8" / "model.safetensors")
+    assert all(torch.equal(saved[name], each) for name, each in trainer.model.state_dict().items())
+    assert local.local is not None
+    assert hc.of(local.local).last_step is not None
+    dist.barrier()
 
 
 def epochs_and_learning_rates_are_told(folder: Path) -> None:
