@@ -219,28 +219,32 @@ class TakeLocalSteps(Callback):  # type: ignore[misc]
     def __init__(self, **options: Any) -> None:
         self.options: dict[str, Any] = options
         self.local: LocalSteps | None = None
+        self._agreed_after = -1  # steps
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin, with the model that DDP has wrapped."""
         if len(trainer.optimizers) != 1:
             raise ConfigError(f"local steps are those of one optimizer, and the module has {len(trainer.optimizers)}")
+        self._agreed_after = -1
         self.local = hc.local_steps(trainer.strategy.model, trainer.optimizers[0], **self.options)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Agree on what is validated, and then saved."""
-        self._agree()
+        self._agree(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Agree on what is saved."""
-        self._agree()
+        self._agree(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Agree on what the module is from now on."""
-        self._agree()
+        self._agree(trainer)
 
-    def _agree(self) -> None:
-        if self.local is not None:  # else a sanity check comes before the first step
+    def _agree(self, trainer: Any) -> None:
+        # A sanity check comes before the first step; and what was saved is what the end is to leave.
+        if self.local is not None and self._agreed_after != trainer.global_step:
             self.local.finish()
+            self._agreed_after = trainer.global_step
 
 
 class SavedCompression:

@@ -119,6 +119,7 @@ class TakeLocalSteps(TrainerCallback):  # type: ignore[misc]
         self.options: dict[str, Any] = options
         self.local: LocalSteps | None = None
         self._of: tuple[Any, ...] = ()
+        self._agreed_after = -1  # steps
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         trainer, _ = _training_loop()
@@ -129,18 +130,20 @@ class TakeLocalSteps(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         if control.should_evaluate or control.should_save:
-            self._agree()
+            self._agree(state)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         if control.should_evaluate or control.should_save:
-            self._agree()
+            self._agree(state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        self._agree()
+        self._agree(state)
 
-    def _agree(self) -> None:
+    def _agree(self, state: Any) -> None:
         assert self.local is not None
-        self.local.finish()
+        if self._agreed_after != state.global_step:  # else what was saved would differ from what the end leaves
+            self.local.finish()
+            self._agreed_after = state.global_step
 
 
 def _training_loop() -> tuple[Trainer, str | None]:

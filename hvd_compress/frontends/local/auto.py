@@ -52,8 +52,8 @@ class Measured:
         Each rank learns from its own gradients alone until the next exchange. Of vectors with a mean cosine c between
         them, the mean of n has sqrt((1 + (n - 1) c) / n) of their norm: what an optimizer that normalises its steps,
         as AdamW, moves in the direction that all share is less by this factor on each rank by itself than by the mean
-        gradient, however seldom ranks exchange. Measured (benchmarks/results/time-to-accuracy.md), trainings come to this as
-        1 - 1 / sqrt(every).
+        gradient, however seldom ranks exchange. Trainings come to this as 1 - 1 / sqrt(every), as far as measured
+        (benchmarks/results/time-to-accuracy.md).
         """
         alone = math.sqrt(self.ranks / (1 + (self.ranks - 1) * max(self.cosine, 0.0)))
         return 1 + (alone - 1) * (1 - 1 / math.sqrt(every))

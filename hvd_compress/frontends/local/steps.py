@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from torch import nn
 from hvd_compress.checks import check_number, check_whole
 from hvd_compress.compression import Compression
 from hvd_compress.engines.leave import at_end
+from hvd_compress.errors import UnsupportedError
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.known import register
 from hvd_compress.frontends.local.outer import Make, averaging
@@ -71,8 +72,11 @@ class LocalSteps:
 
         Raises:
             ConfigError: an argument is out of range, or the model is wrapped in DistributedDataParallel, or sharded.
+            UnsupportedError: the optimizer is LBFGS.
             UsageError: hvd.init() was not called.
         """
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UnsupportedError("LBFGS evaluates its closure several times in a step: take another optimizer")
         check_whole("fragments", fragments, 1)
         if mix is not None:
             check_number("mix", mix, 0, below=1)
@@ -144,7 +148,16 @@ class LocalSteps:
         """Why rounds have as many steps as they have, in words, for every="auto"; empty before it has chosen."""
         return "" if self._schedule is None or self._schedule.auto is None else self._schedule.auto.reason
 
-    def _before(self, *_: Any) -> None:
+    def _before(self, _: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
+        """A step begins: gradients are there, or a closure computes them in it."""
+        closure = words.get("closure") if len(args) < 2 else args[1]
+        if closure is None:
+            self._exchange_gradients()
+            return None
+        evaluated = Evaluated(closure, self._exchange_gradients)
+        return (args, {**words, "closure": evaluated}) if len(args) < 2 else ((args[0], evaluated, *args[2:]), words)
+
+    def _exchange_gradients(self) -> None:
         assert self._schedule is not None
         if not self._is_open:
             self._rounds.open()
@@ -154,6 +167,18 @@ class LocalSteps:
     def _after(self, *_: Any) -> None:
         assert self._schedule is not None
         self._schedule.after_step()
+
+
+class Evaluated:
+    """A closure, and what comes when it was called."""
+
+    def __init__(self, closure: Callable[[], Any], then: Callable[[], None]) -> None:
+        self._closure, self._then = closure, then
+
+    def __call__(self) -> Any:
+        loss = self._closure()
+        self._then()
+        return loss
 
 
 def _handle(trained: Any) -> Handle | None:

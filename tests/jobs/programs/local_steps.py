@@ -80,6 +80,32 @@ def uneven() -> None:
     assert torch.equal(model[1].running_mean, own)
 
 
+def by_closure() -> None:
+    """Gradients that a closure computes within the step are those that are exchanged."""
+    found = []
+    for is_closure in (True, False):
+        torch.manual_seed(3)
+        model = torch.nn.Linear(6, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        local = LocalSteps(optimizer, model, every=3, start_after=3)
+        for step in range(8):
+            inputs = torch.randn(8, 6, generator=torch.Generator().manual_seed(10 * step + hvd.rank()))
+
+            def closure(model: torch.nn.Module = model, inputs: torch.Tensor = inputs) -> torch.Tensor:
+                model.zero_grad()
+                loss = model(inputs).square().mean()
+                loss.backward()
+                return loss
+
+            expected = closure().item()
+            assert (optimizer.step(closure) if is_closure else optimizer.step()) == (expected if is_closure else None)
+        local.finish()
+        found.append(model.weight.detach().clone())
+    ranks = hvd.allgather(found[0])
+    assert torch.equal(*found)
+    assert torch.equal(ranks[:2], ranks[2:])
+
+
 def automatic() -> None:
     """Ranks choose alike, by figures that differ from rank to rank, and say why."""
     model = torch.nn.Linear(50, 1)
@@ -98,6 +124,7 @@ def automatic() -> None:
 hvd.init()
 unkept()
 uneven()
+by_closure()
 automatic()
 whole, saved = train()
 resumed, _ = train(saved)

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress
 import hvd_compress.torch as hvd
-from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.frontends.horovod import runtime_selection
 from hvd_compress.local import LocalSteps
 
@@ -43,6 +43,8 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
     with pytest.raises(ConfigError, match="pass the module that it was made from"):
         LocalSteps(optimizer, wrapped)
+    with pytest.raises(UnsupportedError, match="LBFGS evaluates its closure several times"):
+        LocalSteps(torch.optim.LBFGS(model.parameters()), model)
     for wrong in ({"fragments": 0}, {"mix": 1.0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             LocalSteps(optimizer, model, **wrong)  # type: ignore[arg-type]
