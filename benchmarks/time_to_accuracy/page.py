@@ -10,7 +10,7 @@ from benchmarks.time_to_accuracy.figures import EVERY, GOALS, SHOWN, STEPS, Figu
 from benchmarks.time_to_accuracy.lab import NETWORKS
 from benchmarks.time_to_accuracy.methods import BASELINE, CLAIMS, METHODS, REFERENCE
 from benchmarks.time_to_accuracy.tasks import RANKS, TASKS
-from hvd_compress.frontends.local.auto import CANDIDATES, FIRST, Measured
+from hvd_compress.frontends.local.auto import CANDIDATES, Measured
 
 HEAD = """\
 # Time to a given loss
@@ -54,6 +54,9 @@ HOW = """\
   host took 0.3 to 1.4 s of another's training at a time. With one method a job, and hosts in one session, a step of
   `int4()` takes 0.24 (convnet) and 0.30 (transformer) of DDP's dense at 100 Mbit/s, 5 ms; it stands beside its floor in
   [A step and its floor](overlap.md).
+- `every=`: [local steps](../../docs/local.md) from the first step on (`start_after=0`). The loss is that of the mean of
+  all ranks, which a program has within `averaged()`; a window has as many rounds as others have steps, from the middle
+  of one to the middle of another, so that it has all of their exchanges. The exchange of an evaluation is in no figure.
 - "In DDP": hvd_compress's hook in a DDP model, over torch.distributed.
 """
 CLAIMED = """\
@@ -65,8 +68,9 @@ converge": it is still above dense's loss after {early} steps. Each with the set
 AUTO = """\
 ## What every="auto" takes
 
-By its own arithmetic, of the transformer with `int4()`, from a step without exchange, the exchange of four steps, and a
-cosine of {cosine} between what two ranks move in a step, as the training has; next to the best of those tried.
+By its own arithmetic, of the transformer with `int4()`, from a step without exchange, what an exchange adds to local
+steps, and a cosine of {cosine} between what two ranks move in a step, as the training has; next to the best of those
+tried.
 """
 COSINE, MOST_TRIED = 0.05, 4
 BESIDE = {"auto": "int4", "auto-ddp": "int4-ddp"}
@@ -151,7 +155,8 @@ def _chosen(figures: Figures) -> str:
         if len(tried) < MOST_TRIED or "alone" not in figures.timed(BOUNDED, network):
             continue
         step_s = figures.step_s(BOUNDED, network, "alone")
-        exchange_s = (figures.step_s(BOUNDED, network, f"local{FIRST}") - step_s) * FIRST
+        few = min(every for every in tried if every > 1)
+        exchange_s = (figures.step_s(BOUNDED, network, f"local{few}") - step_s) * few
         found = Measured(step_s, exchange_s, 1, 0, COSINE, RANKS)
         chosen, best = min(tried, key=found.cost), min(tried, key=tried.__getitem__)
         rows.append([NETWORKS[network].label, step_s, exchange_s, chosen, best, tried[chosen] / tried[best]])

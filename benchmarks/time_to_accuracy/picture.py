@@ -13,16 +13,16 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from benchmarks.time_to_accuracy.figures import STEPS, Figures, smoothed
 from benchmarks.time_to_accuracy.lab import NETWORKS
-from benchmarks.time_to_accuracy.methods import DDP, METHODS, Method
+from benchmarks.time_to_accuracy.methods import DDP, LOCAL, METHODS, Method
 from benchmarks.time_to_accuracy.tasks import TASKS
 
 MARKERS = ("", "o", "^", "s")
 
 
 def draw(figures: Figures, path: Path) -> None:
-    """Draw the mean loss over seeds against mean seconds; rivals are dashed."""
+    """Draw the mean loss over seeds against mean seconds; rivals are dashed, local steps dash-dotted."""
     tasks = [task for task in figures.tasks if figures.networks(task)]
-    figure = Figure(figsize=(13, 4.2 * len(tasks) + 1), layout="constrained")
+    figure = Figure(figsize=(16, 4.2 * len(tasks) + 1), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(tasks), max(len(figures.networks(t)) for t in tasks), sharey="row", squeeze=False)
     shown: dict[str, Any] = {}
@@ -31,6 +31,8 @@ def draw(figures: Figures, path: Path) -> None:
             _panel(panel, figures, task, network, shown)
             panel.set_title(NETWORKS[network].label)
             panel.set_xlabel("seconds of training")
+        for panel in row[len(figures.networks(task)) :]:
+            panel.set_visible(False)
         row[0].set_ylabel(f"{TASKS[task].label}\nvalidation loss, nats")
     figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=5, fontsize=9)
     figure.savefig(path, dpi=80)
@@ -60,10 +62,14 @@ def _goal(figures: Figures, task: str) -> float:
 def _style(method: Method) -> dict[str, Any]:
     is_rival = method.front_end == DDP or method.name.startswith("horovod")
     rivals = [name for name in METHODS if METHODS[name].front_end == DDP or name.startswith("horovod")]
-    ours = [name for name in METHODS if name not in rivals]
+    local = [name for name in METHODS if METHODS[name].front_end == LOCAL]
+    ours = [name for name in METHODS if name not in rivals and name not in local]
     if is_rival:
         shades = ("#000000", "#777777", "#1f4e9e", "#5f8fd8", "#9ab8e8")
         return {"color": shades[rivals.index(method.name) % len(shades)], "linestyle": "--", "linewidth": 1.4}
+    if method.name in local:
+        shade = colormaps["viridis"](local.index(method.name) / len(local))
+        return {"color": shade, "linestyle": "-.", "linewidth": 1.4}
     again, color = divmod(ours.index(method.name), 10)  # a colour comes again with another marker
     return {"color": colormaps["tab10"](color), "linewidth": 1.5, "marker": MARKERS[again], "markersize": 3.5}
 
