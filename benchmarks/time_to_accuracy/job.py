@@ -127,7 +127,9 @@ def windows(wanted: dict[str, Any]) -> None:
     names, plans, task = wanted["methods"], wanted["plans"], TASKS[wanted["task"]]
     replicas = [Replica(task, METHODS[name], plan=plans.get(name)) for name in names]
     for name, replica in zip(names, replicas, strict=True):
-        warm_up = max(WARM_UP, replica.method.turn // 2)
+        warm_up = replica.method.turn // 2  # the middle of a round
+        while warm_up < WARM_UP:
+            warm_up += replica.method.turn
         say(f"  {name}: {window(replica.step, warm_up):.3f} s a step while warming up")
     start_s = time.monotonic()
     turns = [replica.turn for replica in replicas]

@@ -232,7 +232,10 @@ class Handle:
         """Keep residuals in the units of a torch.amp.GradScaler: when its scale changes, they are rescaled with it.
 
         Checkpoints hold the scale, so it does not matter whether this or the scaler is loaded first.
+
+        Raises UnsupportedError for local steps.
         """
+        self._require("follow_loss_scale")
         self.session.loss_scale.follow(scaler)
 
     def state_dict(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.ddp as hc
 from hvd_compress.ddp import Compression
-from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.extras import needed
 from hvd_compress.frontends.ddp.refusals import check_compression
 from hvd_compress.frontends.ddp.state import known_state
@@ -213,6 +213,7 @@ class TakeLocalSteps(Callback):  # type: ignore[misc]
 
     Raises:
         ConfigError: in fit(), the strategy is not that of DDP, there are several optimizers, or an option is wrong.
+        UnsupportedError: in fit(), the module has manual optimization.
         UsageError: in fit(), gradients are compressed, too.
     """
 
@@ -221,11 +222,17 @@ class TakeLocalSteps(Callback):  # type: ignore[misc]
         self.local: LocalSteps | None = None
         self._agreed_after = -1  # steps
 
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """An earlier fit() is over."""
+        if stage == "fit":
+            self.local, self._agreed_after = None, -1
+            if not pl_module.automatic_optimization:
+                raise UnsupportedError("with manual optimization Lightning has DDP exchange gradients in each pass")
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin, with the model that DDP has wrapped."""
         if len(trainer.optimizers) != 1:
             raise ConfigError(f"local steps are those of one optimizer, and the module has {len(trainer.optimizers)}")
-        self._agreed_after = -1
         self.local = hc.local_steps(trainer.strategy.model, trainer.optimizers[0], **self.options)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

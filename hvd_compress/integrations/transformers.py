@@ -124,6 +124,7 @@ class TakeLocalSteps(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         trainer, _ = _training_loop()
         require_wrapped(trainer.accelerator, trainer.model_wrapped, _NOT_WRAPPED)
+        self._agreed_after = -1
         trained = trainer.model_wrapped, trainer.optimizer
         if self._of != trained:  # else a second train() goes on
             self.local, self._of = ddp.local_steps(*trained, **self.options), trained
@@ -157,6 +158,6 @@ def _training_loop() -> tuple[Trainer, str | None]:
             return frame.f_locals["self"], frame.f_locals["resume_from_checkpoint"]
         frame = frame.f_back  # type: ignore[assignment]
     raise UnsupportedError(
-        "CompressGradients is a callback of transformers.Trainer, and no Trainer has called it: pass it as "
-        "Trainer(callbacks=[CompressGradients(...)]), with transformers 5.20 to 5.24"
+        "this is a callback of transformers.Trainer, and no Trainer has called it: pass it as "
+        "Trainer(callbacks=[...]), with transformers 5.20 to 5.24"
     )

@@ -24,8 +24,8 @@ ANSWER_S = 10.0
 LATE = (
     "A rank that evaluates, saves or loads data meanwhile is late: raise HVD_COMPRESS_TIMEOUT_S, on all ranks, or let "
     "all ranks do it. Otherwise that rank waits in a collective that not all ranks call, such as hvd.allreduce() "
-    "within `if hvd.rank() == 0`, has died, is stopped, takes fewer steps, or goes another way (a stock compression, "
-    "hvd.join(), rollout())"
+    "within `if hvd.rank() == 0`, or averaged() and finish() of local steps, has died, is stopped, takes fewer steps, "
+    "or goes another way (a stock compression, hvd.join(), rollout())"
 )
 SLOW = (
     "Where ranks name different places, one calls what others do not, such as end_epoch() or profile_ccr(): call it on "

@@ -16,7 +16,7 @@ from hvd_compress.engines.torch_timeout import own_timeout_s
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.frontends.ddp.refusals import check_model, trains_alone
 from hvd_compress.frontends.ddp.state import known_state
-from hvd_compress.frontends.local.replicas import Replicas, averaged_buffers, trained
+from hvd_compress.frontends.local.replicas import Replicas, trained
 from hvd_compress.frontends.local.steps import LocalSteps
 from hvd_compress.frontends.original import original_of
 from hvd_compress.request.request import Request
@@ -46,23 +46,40 @@ def local_steps(model: Any, optimizer: Any, **options: Any) -> LocalSteps:
         return LocalSteps(optimizer, Replicas(trained(optimizer, wrapped), _connect_to_nobody, 0, 1), **options)
     if known_state(model) is not None or wrapped in _local:
         raise UsageError("this model's gradients are compressed, or it takes local steps already: wrap the module anew")
-    check_model(wrapped)
+    check_model(wrapped, "local_steps")
     if wrapped.static_graph:
         raise ConfigError("DDP(static_graph=True) exchanges gradients in its first step: leave static_graph out")
-    over = wrapped.process_group
+    over, parameters = wrapped.process_group, _parameters(wrapped, optimizer)
     replicas = Replicas(
-        trained(optimizer, wrapped.module),
+        parameters,
         partial(_connect, over, next((p.device for p in wrapped.parameters() if p.is_cuda), None)),
         over.rank(),
         over.size(),
         Settings.from_environment().waiting(max(own_timeout_s(over), own_timeout_s())),
         arrivals=choose_torch_arrivals(over),
-        buffers=partial(averaged_buffers, wrapped.module),
+        buffers=partial(_buffers, wrapped),
     )
     made = LocalSteps(optimizer, replicas, **options)
-    wrapped.require_backward_grad_sync = False  # as within no_sync()
+    wrapped.require_backward_grad_sync = wrapped.require_forward_param_sync = False  # as within no_sync()
     _local.add(wrapped)
     return made
+
+
+def _parameters(model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    ignored = set(model.parameters_to_ignore)
+    found = {name: each for name, each in trained(optimizer, model.module).items() if name not in ignored}
+    reduced = {name for name, each in model.module.named_parameters() if each.requires_grad} - ignored
+    if left := sorted(reduced - found.keys()):
+        raise ConfigError(
+            f"the optimizer does not train {len(left)} parameters that DDP reduces, {left[0]!r} first, on which ranks "
+            "would not agree any more: give one optimizer all of them, or freeze them"
+        )
+    return found
+
+
+def _buffers(model: DistributedDataParallel) -> list[torch.Tensor]:
+    ignored = set(model.parameters_to_ignore)
+    return [each for name, each in model.module.named_buffers() if name not in ignored and each.is_floating_point()]
 
 
 def _connect(over: dist.ProcessGroup, device: torch.device | None, request: Request, settings: Settings) -> Engine:

@@ -22,14 +22,14 @@ def check_compression(asked: Any) -> None:
 
 def trains_alone(model: Any) -> bool:
     """Whether this is a module that was not wrapped, in a job of one process."""
-    wrapped = isinstance(model, (DistributedDataParallel, DataParallel)) or _is_sharded(model)
+    wrapped = isinstance(model, (DistributedDataParallel, DataParallel)) or is_sharded(model)
     return isinstance(model, torch.nn.Module) and not wrapped and not has_several_ranks()
 
 
-def check_model(model: Any) -> None:
-    """Raise ConfigError for what is no DDP model, UsageError for one with another hook."""
+def check_model(model: Any, call: str = "compress") -> None:
+    """Raise ConfigError for what is no DDP model, UsageError for one with another hook, in words of this call."""
     if not isinstance(model, DistributedDataParallel):
-        raise ConfigError(_not_wrapped(model))
+        raise ConfigError(_not_wrapped(model, call))
     if model._comm_hooks:
         raise UsageError("the model has a communication hook already, and DDP takes one: wrap the module anew")
 
@@ -49,29 +49,29 @@ def check_gradients(model: DistributedDataParallel) -> None:
         )
 
 
-def _is_sharded(model: Any) -> bool:
+def is_sharded(model: Any) -> bool:
     """Whether fully_shard() has been here. Its package takes long to import, and need not have been."""
     package = sys.modules.get("torch.distributed.fsdp")
     kinds = (getattr(package, name, ()) for name in ("FSDPModule", "FullyShardedDataParallel"))  # torch 2.4 lacks one
     return any(isinstance(model, kind) for kind in kinds)
 
 
-def _not_wrapped(model: Any) -> str:
+def _not_wrapped(model: Any, call: str) -> str:
     kind = type(model).__name__
     if isinstance(model, DataParallel):
         return "DataParallel is one process, which exchanges no gradients: use DistributedDataParallel and torchrun"
-    if _is_sharded(model):
+    if is_sharded(model):
         return (
             f"{kind} is sharded by torch.distributed.fsdp, which exchanges gradients without DDP's hook: shard the "
-            "plain module with fully_shard(), and use compress() of hvd_compress.fsdp"
+            f"plain module with fully_shard(), and use {call}() of hvd_compress.fsdp"
         )
     if isinstance(model, torch.optim.Optimizer):
         return (
-            f"compress() takes a model, and this is the optimizer {kind}: with Horovod, pass compression= to "
+            f"{call}() takes a model, and this is the optimizer {kind}: with Horovod, pass compression= to "
             "hvd_compress.torch.DistributedOptimizer"
         )
     return (
-        f"compress() takes a model that is wrapped, and this is a {kind}: {before_wrapping()}model = "
-        "DistributedDataParallel(model), then compress(model, ...); where Lightning, Accelerate or transformers wrap "
+        f"{call}() takes a model that is wrapped, and this is a {kind}: {before_wrapping()}model = "
+        f"DistributedDataParallel(model), then {call}(model, ...); where Lightning, Accelerate or transformers wrap "
         "it, hvd_compress.integrations has a line for each"
     )

@@ -35,6 +35,7 @@ _exchanges: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[GradientExcha
 """By the root module, which holds its exchange: that holds the modules."""
 _asked: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 """What compress() was called with."""
+_local: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 _REFUSES = {
     "save_plan": "a plan is of whole parameters, and these are sharded: write the compression that `decisions` names",
@@ -91,6 +92,7 @@ def compress(
         compress_composed(model, ddp, compression)
         return given
     require_sharded(model)
+    require_not_local(model)
     asked = compression, feedback, replicas
     if _is_compressed(model, asked):
         return given
@@ -126,6 +128,18 @@ def compress(
 def is_compressed(model: torch.nn.Module) -> bool:
     """Whether compress() was called for this root module."""
     return model in _exchanges
+
+
+def mark_local(model: torch.nn.Module) -> None:
+    """The replicas of this root module take local steps from now on. Raises UsageError where they do already."""
+    require_not_local(model)
+    _local.add(model)
+
+
+def require_not_local(model: torch.nn.Module) -> None:
+    """Raise UsageError for a model whose replicas take local steps."""
+    if model in _local:
+        raise UsageError("the replicas of this model take local steps already: shard a new model to change that")
 
 
 def _is_compressed(model: torch.nn.Module, asked: tuple[Any, ...]) -> bool:
@@ -249,7 +263,7 @@ def settings_of(over: dist.ProcessGroup) -> Settings:
     return replace(settings, recordings=())
 
 
-def require_sharded(model: Any) -> None:
+def require_sharded(model: Any, call: str = "compress") -> None:
     """Raise ConfigError for a model that is not sharded, UnsupportedError where torch has no such FSDP2."""
     try:
         from torch.distributed.fsdp import FSDPModule
@@ -260,9 +274,9 @@ def require_sharded(model: Any) -> None:
     if isinstance(model, FSDPModule):
         return
     raise ConfigError(
-        f"compress() takes a model that fully_shard() was called for, and this {type(model).__name__} is none: "
+        f"{call}() takes a model that fully_shard() was called for, and this {type(model).__name__} is none: "
         f"{before_wrapping()}fully_shard() the submodules of the plain model and the model itself, then "
-        "compress(model, ...); a DistributedDataParallel goes to hvd_compress.ddp, and a FullyShardedDataParallel "
+        f"{call}(model, ...); a DistributedDataParallel goes to hvd_compress.ddp, and a FullyShardedDataParallel "
         "(FSDP1) nowhere"
     )
 

@@ -12,7 +12,14 @@ from torch import distributed as dist
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
 from hvd_compress.errors import ConfigError, UnsupportedError
-from hvd_compress.frontends.fsdp.api import is_compressed, one_mesh, require_sharded, settings_of
+from hvd_compress.frontends.fsdp.api import (
+    is_compressed,
+    mark_local,
+    one_mesh,
+    require_not_local,
+    require_sharded,
+    settings_of,
+)
 from hvd_compress.frontends.fsdp.groups import Shard, groups_of
 from hvd_compress.frontends.fsdp.requests import for_replicas
 from hvd_compress.frontends.local.replicas import Replicas
@@ -38,11 +45,13 @@ def local_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, **opti
 
     Raises:
         ConfigError: the model is not sharded, has one replica, or is compressed; or as LocalSteps.
+        UsageError: its replicas take local steps already.
         UnsupportedError: every="auto", which ranks with other shards would choose apart; a compression that cannot be
             had here, or a setting of FSDP.
     """
     model = original_of(model)
-    require_sharded(model)
+    require_sharded(model, "local_steps")
+    require_not_local(model)
     if is_compressed(model):
         raise ConfigError("compress() exchanges this model's gradients in each step: leave it out for local steps")
     if options.get("every") == "auto":
@@ -58,9 +67,12 @@ def local_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, **opti
         )
     if (compression := options.get("compression")) is not None:
         for_replicas(compression, feedback=False)
-    for group in [*groups, *frozen]:
-        if group.replica_group is not None:
-            group.take_over_replicas()
+    known = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    if left := [name for name, each in model.named_parameters() if each.requires_grad and id(each) not in known]:
+        raise ConfigError(
+            f"the optimizer does not train {len(left)} parameters, {left[0]!r} first, on which replicas would not "
+            "agree any more: give one optimizer all of them, or freeze them"
+        )
     held = Held([shard for group in groups[::-1] for shard in group.trained if shard.local().numel()])
     ways = groups[0].ways
     replicas = Replicas(
@@ -74,8 +86,21 @@ def local_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, **opti
         arrivals=choose_torch_arrivals(over),
         take_gradients=held.take,
         give_gradients=held.give,
+        before_writing=partial(_reshard, model),
     )
-    return LocalSteps(optimizer, replicas, **options)
+    made = LocalSteps(optimizer, replicas, **options)
+    mark_local(model)
+    for group in [*groups, *frozen]:
+        if group.replica_group is not None:
+            group.take_over_replicas()
+    return made
+
+
+def _reshard(model: torch.nn.Module) -> None:
+    """Free gathered parameters, which FSDP keeps of the root module after an evaluation: they would be used again."""
+    for module in model.modules():
+        if hasattr(module, "_get_fsdp_state"):
+            module.reshard()  # type: ignore[operator]
 
 
 class Held:

@@ -8,13 +8,15 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
+from hvd_compress.frontends.local.fragments import spacing
+
 log = logging.getLogger("hvd_compress")
 
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 FIRST = 4
 """Until rounds have been measured."""
 ROUNDS = 4
-"""How many rounds are measured before each choice."""
+"""How many rounds are measured before each choice: the exchanges of all fragments in each."""
 CLEAR = 0.97
 """A number is changed for one that promises less than this share of its seconds."""
 
@@ -27,7 +29,7 @@ class Measured:
         step_s: seconds of a step of the slowest rank, without exchanges.
         exchange_s: of the exchange of the whole model, on the slowest rank.
         fragments: in which it is exchanged.
-        delay: steps behind which the exchange of each is hidden.
+        delay: steps of training while which an exchange may run, if the next one does not begin sooner.
         cosine: between what two ranks move in one step.
         ranks: how many there are.
     """
@@ -43,7 +45,8 @@ class Measured:
         """Return the seconds of a step, where this many lie between exchanges."""
         if every == 1:  # of gradients, in which nothing is hidden
             return self.step_s + self.exchange_s
-        waits = max(self.exchange_s / self.fragments - self.delay * self.step_s, 0.0)
+        hidden = min(self.delay, spacing(every, self.fragments))
+        waits = max(self.exchange_s / self.fragments - hidden * self.step_s, 0.0)
         return self.step_s + self.fragments * waits / every
 
     def steps(self, every: int) -> float:
@@ -52,8 +55,8 @@ class Measured:
         Each rank learns from its own gradients alone until the next exchange. Of vectors with a mean cosine c between
         them, the mean of n has sqrt((1 + (n - 1) c) / n) of their norm: what an optimizer that normalises its steps,
         as AdamW, moves in the direction that all share is less by this factor on each rank by itself than by the mean
-        gradient, however seldom ranks exchange. Trainings come to this as 1 - 1 / sqrt(every), as far as measured
-        (benchmarks/results/time-to-accuracy.md).
+        gradient, however seldom ranks exchange. That trainings come to this as 1 - 1 / sqrt(every) is no law: of the
+        steps measured (benchmarks/results/time-to-accuracy.md) it gives between 5 % fewer and 16 % more.
         """
         alone = math.sqrt(self.ranks / (1 + (self.ranks - 1) * max(self.cosine, 0.0)))
         return 1 + (alone - 1) * (1 - 1 / math.sqrt(every))
@@ -84,21 +87,29 @@ class Auto:
         self._tells = tells
         self._fragments, self._delay, self._ranks = fragments, delay, ranks
         self._every, self.reason, self._cosine = FIRST, "", 0.0
-        self._rounds: deque[tuple[float, float, float]] = deque(maxlen=ROUNDS)
+        self._rounds: deque[tuple[float, float, float]] = deque(maxlen=ROUNDS * fragments)
 
-    def measured(self, step_s: float, exchange_s: float, cosine: float, steps: int) -> None:
-        """A fragment has landed, after rounds of `steps`. All figures are the same on all ranks."""
+    def go_on(self, every: int) -> None:
+        """A checkpoint had rounds of this number of steps, or synchronous ones."""
+        self._every = every
+
+    def measured(self, step_s: float, exchange_s: float, cosine: float) -> None:
+        """A fragment has landed. All figures are the same on all ranks, which have exchanged them.
+
+        Args:
+            cosine: between what two ranks move in a step.
+        """
         if exchange_s:  # the first round tells of none
-            self._cosine = cosine_of_a_step(cosine, steps)
-            self._rounds.append((step_s, exchange_s * self._fragments, self._cosine))
+            self._cosine = cosine
+            self._rounds.append((step_s, exchange_s * self._fragments, cosine))
 
     def measured_synchronous(self, step_s: float, exchange_s: float) -> None:
         """Synchronous steps have taken so long; ranks learn as alike as before."""
-        self._rounds.extend([(step_s, exchange_s, self._cosine)] * ROUNDS)
+        self._rounds.extend([(step_s, exchange_s, self._cosine)] * ROUNDS * self._fragments)
 
     def choose(self) -> int:
         """Return the steps of the coming round."""
-        if len(self._rounds) < ROUNDS:
+        if len(self._rounds) < ROUNDS * self._fragments:
             return self._every
         step_s, exchange_s, cosine = (median(each) for each in zip(*self._rounds, strict=True))
         found = Measured(step_s, exchange_s, self._fragments, self._delay, cosine, self._ranks)
@@ -115,8 +126,8 @@ class Auto:
 
 def _words(every: int, found: Measured) -> str:
     return (
-        f"every={every}: a step takes {found.step_s:.3g} s and an exchange {found.exchange_s:.3g} s, so a step "
-        f"{found.seconds(every):.3g} s with its share of one, and training {found.steps(every):.2f} times the steps of "
-        f"synchronous training, as two ranks learn alike to {found.cosine:.2f} in a step: "
-        f"{found.cost(every) / found.cost(1):.2f} of its time"
+        f"every={every}: a step takes {found.step_s:.3g} s and an exchange {found.exchange_s:.3g} s, "
+        f"{found.seconds(every):.3g} s a step on average. Updates of two ranks have a cosine of {found.cosine:.2f} "
+        f"in a step: an estimated {found.steps(every):.2f} times the steps, and "
+        f"{found.cost(every) / found.cost(1):.2f} of the time, of synchronous training"
     )

@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
-from hvd_compress.engines.select import choose_engine
+from hvd_compress.engines.select import choose_arrivals, choose_engine
 from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.frontends.ddp.refusals import is_sharded
 from hvd_compress.frontends.optimizer.named_parameters import name_parameters, trainable
+from hvd_compress.frontends.original import original_of
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 
@@ -30,11 +32,12 @@ class Replicas:
         rank, world_size: among these ranks.
         settings: those of the environment, if not given.
         shard: as FrontEnd.
-        sizes: by which fragments are cut.
+        sizes: by which fragments are cut, in any one unit, the same on all ranks; bytes of `parameters`, if not given.
         arrivals: as Session.
         take_gradients: called before gradients of `parameters` are exchanged, in synchronous steps.
         give_gradients: called after that.
         buffers: returns what has a mean, too, such as BatchNorm's statistics.
+        before_writing: called before parameters are written outside of a step.
     """
 
     parameters: Mapping[str, torch.Tensor]
@@ -48,9 +51,10 @@ class Replicas:
     take_gradients: Callable[[], None] = lambda: None
     give_gradients: Callable[[], None] = lambda: None
     buffers: Callable[[], Sequence[torch.Tensor]] = tuple
+    before_writing: Callable[[], None] = lambda: None
 
     @classmethod
-    def whole(cls, optimizer: torch.optim.Optimizer, model: Any) -> Replicas:
+    def whole(cls, optimizer: torch.optim.Optimizer, model: Any, request: Request) -> Replicas:
         """Return those of a plain model, on all ranks of hvd.init().
 
         Raises:
@@ -59,24 +63,33 @@ class Replicas:
         """
         from hvd_compress.frontends.horovod.runtime_selection import hvd  # Horovod, which FSDP2 does not need
 
+        model = original_of(model)
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"LocalSteps takes an optimizer, then a model, and this is a {type(model).__name__}")
         if isinstance(model, DistributedDataParallel):
             raise ConfigError(
                 "DistributedDataParallel exchanges gradients in each step, which local steps are to save: pass the "
-                "module that it was made from, or, where a library has wrapped it, call "
+                "module that it was made from, and call that one, or, where a library has wrapped it, call "
                 "hvd_compress.ddp.local_steps(model, optimizer, ...)"
             )
         if hasattr(model, "_get_fsdp_state"):
             raise ConfigError(
                 "this model is sharded by fully_shard(): call hvd_compress.fsdp.local_steps(model, optimizer, ...)"
             )
+        if is_sharded(model) or isinstance(model, DataParallel):
+            raise ConfigError(
+                f"a {type(model).__name__} is no replica of a rank's own: pass a plain model, or shard that with "
+                "fully_shard() on a mesh of two dimensions and call hvd_compress.fsdp.local_steps(model, optimizer)"
+            )
         if not hvd.is_initialized():
             raise UsageError("hvd.init() comes first: without it there are no ranks to train with")
         connect, buffers = partial(_connect, hvd), partial(averaged_buffers, model)
-        return cls(trained(optimizer, model), connect, hvd.rank(), hvd.size(), buffers=buffers)
+        arrivals = choose_arrivals(request.engine, None, hvd)
+        return cls(trained(optimizer, model), connect, hvd.rank(), hvd.size(), arrivals=arrivals, buffers=buffers)
 
 
 def _connect(hvd: Any, request: Request, settings: Settings) -> Engine:
-    return choose_engine(request.engine or "auto", None, hvd, settings.timeout_s)
+    return choose_engine(request.engine, None, hvd, settings.timeout_s)
 
 
 def trained(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, torch.Tensor]:

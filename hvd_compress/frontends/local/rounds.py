@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import plan_buckets
-from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.errors import ConfigError, ReplicaError, UsageError
 from hvd_compress.frontends.front_end import FrontEnd
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.local import fragments
@@ -18,6 +19,22 @@ from hvd_compress.frontends.local.outer import Make
 from hvd_compress.frontends.local.replicas import Replicas
 from hvd_compress.frontends.local.report import RoundReport
 from hvd_compress.request.request import Request
+
+log = logging.getLogger("hvd_compress")
+
+MOST_LOST = 8
+"""Rounds in a row that may not count."""
+
+Figures = tuple[float, float, float]
+"""Seconds of a step and of an exchange, and the cosine between what two ranks move in a step."""
+
+
+REFUSES = {
+    "follow_loss_scale": "residuals are in units of parameters, which no scaler scales: leave it out",
+    "profile_ccr": "gradients are not exchanged between rounds: profile the model in a DistributedDataParallel",
+    "save_plan": "a plan is of gradients: write the compression that `decisions` names",
+}
+"""What a handle cannot do, and why."""
 
 
 class Rounds:
@@ -28,11 +45,13 @@ class Rounds:
         handle: of what exchanges them.
         in_flight: the fragment that was launched and has not landed; None for none.
         leaving: whether this rank has taken its last step, as the next exchange tells all.
+        resumes: whether a checkpoint was loaded.
+        unsettled: whether this rank has learned what ranks have not agreed on.
         some_leave: whether any rank has, as the last exchange said.
         report: of the last exchange in which something had moved; None before the first.
         exchange_s: what the last exchange took, its phases together.
-        figures: seconds of a step and of an exchange, of the slowest rank, as ranks said when the last one was
-            launched.
+        figures: seconds of a step and of an exchange, of the slowest rank, and the cosine of the first one, as ranks
+            said when the last exchange was launched. The same on all ranks.
     """
 
     def __init__(
@@ -57,19 +76,28 @@ class Rounds:
         self.anchors = {name: each.detach().clone().requires_grad_() for name, each in parameters.items()}
         settings, connect = replicas.settings, partial(replicas.connect, request, replicas.settings)
         self.handle = Handle(self.anchors, request, settings, connect, average=True, arrivals=replicas.arrivals)
-        self.handle.front = FrontEnd(replicas.rank, replicas.world_size, replicas.shard)
+        self.handle.front = FrontEnd(
+            replicas.rank,
+            replicas.world_size,
+            replicas.shard,
+            trained=parameters.values,
+            refuses=REFUSES,
+        )
         sizes = replicas.sizes or {name: each.nbytes for name, each in parameters.items()}
         self._names = fragments.cut(sizes, fragment_count)
         self._outer = [outer([self.anchors[name] for name in names]) for names in self._names]
         self._numbers: list[tuple[int, ...]] = []
         self._flats: list[torch.Tensor] = []
-        self._resumes = False
+        self.resumes = False
         self.in_flight: int | None = None
         self._landing: dict[str, torch.Tensor] | None = None  # what has come of it; empty where that does not count
         self._told: Callable[[], list[list[float]]] | None = None  # waits for what ranks say of what is in flight
         self.leaving = self.some_leave = False
         self._final = 0  # exchanges since all ranks have taken their last step
-        self.exchange_s, self.figures = 0.0, (0.0, 0.0)
+        self.exchange_s, self.figures = 0.0, (0.0, 0.0, 0.0)
+        self.unsettled = False
+        self._lost = 0  # exchanges in a row that did not count
+        self._apart: set[int] = set()  # fragments whose last exchange did not count
         self.report: RoundReport | None = None
         self._launched: dict[str, torch.Tensor] = {}  # parameters as they were when it was launched, if it lands late
 
@@ -84,8 +112,24 @@ class Rounds:
         return self._final >= self.count
 
     def go_on(self) -> None:
-        """All ranks take more steps after their last."""
-        self.leaving, self.some_leave, self._final = False, False, 0
+        """All ranks take more steps after their last. Raises ReplicaError where they do not agree."""
+        self.leaving = self.some_leave = self.unsettled = False
+        self._final = 0
+        self._require_agreement()
+
+    def _require_rounds_that_count(self) -> None:
+        if self._lost >= MOST_LOST * self.count:
+            raise ReplicaError(
+                f"{MOST_LOST} rounds have not counted, as what some rank has learned is not finite, and its "
+                "optimizer's state neither: load a checkpoint"
+            )
+
+    def _require_agreement(self) -> None:
+        if self._apart:
+            raise ReplicaError(
+                f"fragments {sorted(self._apart)} of {self.count}: what some rank has learned is not finite, so ranks "
+                "do not agree on the parameters: load a checkpoint"
+            )
 
     @property
     def rank(self) -> int:
@@ -97,15 +141,30 @@ class Rounds:
         """The number of ranks."""
         return self.handle.front.world_size
 
-    def open(self) -> None:
+    def open(self, options: str = "") -> None:
         """Meet, and agree on the parameters as they are, or on those of a checkpoint. All ranks call it.
 
-        Raises ConfigError where ranks differ, as Session.open().
+        Args:
+            options: those of the program, and where this rank stands, compared between ranks.
+
+        Raises:
+            ConfigError: ranks differ, as in Session.open().
+            UsageError: the model was moved or converted since.
         """
-        if not self._resumes:
-            self.agree()
+        for name, anchor in self.anchors.items():
+            now = self._parameters[name]
+            if (now.device, now.dtype) != (anchor.device, anchor.dtype):
+                raise UsageError(
+                    f"{name!r} was moved or converted, to {now.device} and {now.dtype}, after LocalSteps was made: do "
+                    "that before"
+                )
+        if not self.resumes:
+            self.reset_anchors()
         session = self.handle.session
-        session.open([name for names in self._names for name in names], options=repr((self._names, self._mix)))
+        session.open(
+            [name for names in self._names for name in names],
+            options=f"{len(self._names)} fragments, mix={self._mix}, {options}",
+        )
         layouts: list[Layout] = []
         for names in self._names:
             cut = plan_buckets(names, self.handle.slots, self._replicas.settings.fusion_threshold_bytes)
@@ -116,10 +175,10 @@ class Rounds:
         self._flats = [torch.empty(each.numel, dtype=each.dtype, device=devices[each.place]) for each in layouts]
 
     @torch.no_grad()
-    def reduce(self) -> bool:
+    def reduce(self) -> None:
         """Replace gradients by their mean over all ranks, as each step of synchronous training does.
 
-        A gradient that is missing counts as zero. Return whether the mean is finite.
+        A gradient that is missing counts as zero.
         """
         session = self.handle.session
         session.begin_step()
@@ -130,21 +189,20 @@ class Rounds:
                 part.zero_() if gradient is None else part.copy_(gradient)
             session.buckets.mark_ready(number)
             session.submit(number, flat)
-        report = session.end_step()
+        session.end_step()
         for number in range(len(self._flats)):
             for name, part in self._parts(number).items():
                 parameter = self._parameters[name]
-                if parameter.grad is None:
-                    parameter.grad = part.clone()
-                else:
+                if parameter.grad is not None:
                     parameter.grad.copy_(part)
+                elif parameter.requires_grad:
+                    parameter.grad = part.clone()
         self._replicas.give_gradients()
-        return report.finite
 
     @torch.no_grad()
     def begin(self) -> None:
         """Local steps begin: ranks agree on the parameters as they are. What gradients have left is forgotten."""
-        self.agree()
+        self.reset_anchors()
         self.handle.session.states.scale(0.0)
 
     def mean(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -152,14 +210,23 @@ class Rounds:
         if tensors:
             self.handle.session.gathering.mean(tensors)
 
+    @torch.no_grad()
     def meet(self) -> None:
-        """Synchronous steps begin: exchange all fragments, so that ranks agree on the parameters."""
+        """Synchronous steps begin, unless some rank leaves: exchange all fragments, and what feedback still keeps."""
         if self.in_flight is not None:
             self.land()
         for fragment in range(self.count):
             self.launch(fragment)
             self.land()
+        if self.some_leave:
+            return
+        self._require_agreement()
+        for name, kept in self.handle.session.states.state_dict().items():
+            self._parameters[name].detach().sub_(kept.view(self.anchors[name].shape))
+        self.mean([each.detach() for each in self._parameters.values()])
+        self.reset_anchors()
         self.handle.session.states.scale(0.0)
+        self.unsettled = False
 
     def gather(self, figures: tuple[float, float]) -> tuple[float, float]:
         """Return the figures of the slowest rank, between two steps. All ranks call it."""
@@ -167,11 +234,12 @@ class Rounds:
         return max(first), max(second)
 
     @torch.no_grad()
-    def launch(self, fragment: int, lands_late: bool = False, figures: tuple[float, float] = (0.0, 0.0)) -> None:
+    def launch(self, fragment: int, lands_late: bool = False, figures: Figures = (0.0, 0.0, 0.0)) -> None:
         """Begin to exchange what a fragment has moved since it last landed; if it lands late, training goes on.
 
         Args:
-            figures: seconds of a step and of an exchange, as this rank sees them.
+            figures: seconds of a step and of an exchange, and the cosine between what two ranks move in a step, as
+                this rank sees them.
         """
         assert self.in_flight is None, "one after the other"
         session, self.in_flight = self.handle.session, fragment
@@ -191,13 +259,16 @@ class Rounds:
     def land(self) -> bool:
         """Wait for what is in flight, and go on from the anchors that it has moved. Return whether it counts.
 
-        Where a rank has brought what is not finite, nothing moves, a warning of the session says so once, and the next
-        round of the fragment has it all.
+        Where a rank has brought what is not finite, no anchor moves, a warning of the session says so once, and the
+        next round of the fragment has it all. That rank goes on from the anchors with the parameters concerned.
 
-        Raises CommunicationError, PayloadError: the exchange failed.
+        Raises:
+            CommunicationError, PayloadError: the exchange failed.
+            ReplicaError: too many rounds in a row have not counted.
         """
         results = self.wait()
         assert self.in_flight is not None
+        self._require_rounds_that_count()
         fragment, launched, self.in_flight, self._landing, self._launched = (
             self.in_flight,
             self._launched,
@@ -206,6 +277,9 @@ class Rounds:
             {},
         )
         if not results:
+            for name in self._names[fragment]:  # or else no later round would count, either
+                if not self._parameters[name].isfinite().all():
+                    self._parameters[name].detach().copy_(self.anchors[name])
             return False
         for name, result in results.items():
             self.anchors[name].grad = result
@@ -234,7 +308,10 @@ class Rounds:
             self._landing = {name: part for number in numbers for name, part in self._parts(number).items()}
             assert self._told is not None
             energies, leaving, *figures = zip(*self._told(), strict=True)
-            self.some_leave, self.figures = any(leaving), (max(figures[0]), max(figures[1]))
+            self.some_leave = any(leaving)
+            self.figures = max(figures[0]), max(figures[1]), figures[2][0]
+            (self._apart.discard if report.finite else self._apart.add)(self.in_flight)
+            self._lost = 0 if report.finite else self._lost + 1
             self._final = self._final + 1 if all(leaving) else 0
             moved = RoundReport.of(energies, sum(_energy(self._flats[number]) for number in numbers))
             if moved is not None:
@@ -271,7 +348,10 @@ class Rounds:
                 f"there are {self.count}, {list(self._names[0][:1])} and so on: take the same model and fragments="
                 f"{len(state['fragments'])}"
             )
-        self._resumes = True
+        shapes = {name: tuple(anchor.shape) for name, anchor in self.anchors.items()}
+        if {name: tuple(each.shape) for name, each in state["anchors"].items()} != shapes:
+            raise ConfigError("this checkpoint has parameters of other shapes: take the same model, and as many shards")
+        self.resumes = True
         for name, anchor in self.anchors.items():
             anchor.copy_(state["anchors"][name])
         for optimizer, each in zip(self._outer, state["outer"], strict=True):
@@ -283,16 +363,22 @@ class Rounds:
             return
         self.in_flight = state["in_flight"]
         if self.in_flight is not None:
-            self._landing = {name: result.clone() for name, result in state["results"].items()}
-            self._launched = {name: each.clone() for name, each in state["launched"].items()}
+            at = {name: anchor.device for name, anchor in self.anchors.items()}
+            self._landing = {name: each.to(at[name], copy=True) for name, each in state["results"].items()}
+            self._launched = {name: each.to(at[name], copy=True) for name, each in state["launched"].items()}
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Let the threads end; say so where finish() was forgotten."""
+        if self.unsettled and not self.rank:
+            log.warning(
+                "hvd_compress: local steps end with some that ranks have not agreed on: call finish() on every rank, "
+                "before the model is evaluated or saved"
+            )
         self.handle.session.close()
 
     @torch.no_grad()
-    def agree(self) -> None:
-        """Ranks have the same parameters: anchors are these."""
+    def reset_anchors(self) -> None:
+        """Ranks have the same parameters, and these are the anchors from now on. Nothing is communicated."""
         for name, anchor in self.anchors.items():
             anchor.copy_(self._parameters[name])
 

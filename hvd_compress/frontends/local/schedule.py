@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from hvd_compress.checks import check_whole
-from hvd_compress.errors import ConfigError
 from hvd_compress.frontends.local import fragments
-from hvd_compress.frontends.local.auto import Auto
+from hvd_compress.frontends.local.arguments import Every
+from hvd_compress.frontends.local.auto import Auto, cosine_of_a_step
 from hvd_compress.frontends.local.clock import Clock
 from hvd_compress.frontends.local.rounds import Rounds
-
-Every = int | Callable[[int], int] | Literal["auto"]
-"""Steps in a round: a number; a function of the steps so far, which is asked when a round begins; or "auto"."""
-
 
 LOOK_AGAIN = 64
 """Synchronous steps after which "auto" asks whether they are still the best."""
@@ -26,7 +22,7 @@ class Schedule:
     """Counts the steps of an optimizer, and exchanges what is due before and after each.
 
     Attributes:
-        steps: of the optimizer so far.
+        steps: of the optimizer so far, and those that this rank has waited for others in finish().
         auto: what chooses the steps of rounds; None where the program does.
     """
 
@@ -49,31 +45,18 @@ class Schedule:
             remembered: returns what the optimizer remembers. Where steps become synchronous after local ones, ranks go
                 on with the mean, as else the same gradients would move them apart.
 
-        Raises ConfigError for numbers that do not fit.
         """
-        check_whole("start_after", start_after, 0)
-        check_whole("delay", delay, 0)
         self.auto = Auto(rounds.count, delay, rounds.world_size, tells=rounds.rank == 0) if every == "auto" else None
-        if isinstance(every, str):
-            if self.auto is None:
-                raise ConfigError(f'every={every!r} is no number of steps, no function of the steps, and not "auto"')
-        elif not callable(every):
-            check_whole("every", every, 1)
-            apart = fragments.spacing(every, rounds.count)
-            if delay > apart:
-                raise ConfigError(
-                    f"delay = {delay} steps, and with every={every} and {rounds.count} fragments the next exchange "
-                    f"begins after {apart}: one is on its way at a time, so take a delay of at most {apart}"
-                )
         self._rounds, self._every, self._start_after, self._delay = rounds, every, start_after, delay
         self._remembered = remembered
         self.steps = 0
         self._place, self._length = 0, 0  # local steps of the round so far, and of all of it; 0 before the first
         self._lands_after = 0
         self._clock = Clock()
+        self._cosine = 0.0  # between what two ranks move in a step, as this rank has reckoned it
 
-    def before_step(self) -> None:
-        """Exchange gradients, where the step is synchronous."""
+    def before_step(self) -> bool:
+        """Exchange gradients, where the step is synchronous; return whether it is."""
         begins = self.steps >= self._start_after and self._place == self._length
         if begins and not self._is_synchronous:
             self._clock.reset()
@@ -84,15 +67,20 @@ class Schedule:
         if self._is_synchronous:
             self._rounds.reduce()
             self._clock.exchanges()
+        return self._is_synchronous
 
     def after_step(self) -> None:
         """Begin and end exchanges that are due."""
         self._clock.works(steps=1)
+        self._advance()
+
+    def _advance(self) -> None:
         self.steps += 1
         if self._is_synchronous:
             self._place = self._length
             return
         self._place += 1
+        self._rounds.unsettled = True
         if self._rounds.in_flight is not None and self.steps == self._lands_after:
             self._land()
         for fragment in fragments.due(self._place, self._length, self._rounds.count):
@@ -100,10 +88,17 @@ class Schedule:
                 return
             if self._rounds.in_flight is not None:
                 self._land()
-            self._rounds.launch(fragment, lands_late=self._delay > 0, figures=self._clock.figures())
+            self._rounds.launch(fragment, lands_late=self._delay > 0, figures=(*self._clock.figures(), self._cosine))
             self._lands_after = self.steps + self._delay
             if not self._delay:
                 self._land()
+
+    @property
+    def place(self) -> str:
+        """Where this rank stands, as ranks compare it when they meet."""
+        known = "a function" if callable(self._every) else self._every
+        place = f"synchronous step {self.steps}" if self._is_synchronous else f"in a round of {self._length} steps"
+        return f"every={known}, start_after={self._start_after}, delay={self._delay}, {place}"
 
     @property
     def _is_synchronous(self) -> bool:
@@ -114,8 +109,10 @@ class Schedule:
         rounds = self._rounds
         rounds.land()
         self._clock.exchanges(rounds.exchange_s if self._delay else None)
-        if self.auto is not None and rounds.report is not None:
-            self.auto.measured(*rounds.figures, rounds.report.cosine, self._length)
+        if self.auto is not None:
+            self.auto.measured(*rounds.figures)
+            if rounds.report is not None:
+                self._cosine = cosine_of_a_step(rounds.report.cosine, self._length)
 
     def _begin_round(self) -> None:
         before, self._place = self._length, 0
@@ -125,7 +122,10 @@ class Schedule:
             self._rounds.begin()
         elif before > 1 == self._length:
             self._rounds.meet()
-            self._rounds.mean(self._remembered())
+            if self._rounds.some_leave:  # it brings no gradients any more: steps stay local. The same on all ranks.
+                self._length = before
+            else:
+                self._rounds.mean(self._remembered())
 
     def _next_length(self) -> int:
         if self.auto is not None:
@@ -143,7 +143,7 @@ class Schedule:
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the round, and the state of rounds."""
         if self._is_synchronous:
-            self._rounds.agree()
+            self._rounds.reset_anchors()
         place = {"steps": self.steps, "place": self._place, "length": self._length, "lands_after": self._lands_after}
         return {**place, "rounds": self._rounds.state_dict()}
 
@@ -152,11 +152,15 @@ class Schedule:
         self._rounds.load_state_dict(state["rounds"])
         self.steps, self._lands_after = state["steps"], state["lands_after"]
         self._place, self._length = state["place"], state["length"]
+        if self.auto is not None and self._length:
+            self.auto.go_on(self._length)
 
     def finish(self) -> None:
         """After the last step of this rank: take part in rounds until all have come to their last.
 
         Then ranks agree on all parameters. While steps are synchronous, all have taken as many, and agree.
+
+        Raises ReplicaError where they do not, as some parameters are not finite.
         """
         if self._is_synchronous:
             return
@@ -164,5 +168,6 @@ class Schedule:
         while not self._rounds.is_over:
             if self._place == self._length:
                 self._begin_round()
-            self.after_step()
+            self._advance()
         self._rounds.go_on()
+        self._clock.skip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -10,18 +11,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from hvd_compress.checks import check_number, check_whole
 from hvd_compress.compression import Compression
 from hvd_compress.engines.leave import at_end
-from hvd_compress.errors import UnsupportedError
+from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.known import register
+from hvd_compress.frontends.local.arguments import (
+    Every,
+    check_compression,
+    check_optimizer,
+    check_outer,
+    check_rounds,
+)
 from hvd_compress.frontends.local.outer import Make, averaging
 from hvd_compress.frontends.local.replicas import Replicas
 from hvd_compress.frontends.local.rounds import Rounds
-from hvd_compress.frontends.local.schedule import Every, Schedule
+from hvd_compress.frontends.local.schedule import Schedule
 from hvd_compress.frontends.optimizers import state_tensors
 from hvd_compress.request.request import Request
+from hvd_compress.session.notices import tell_one_rank
+
+_taken: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+"""Optimizers that take local steps."""
 
 
 class LocalSteps:
@@ -60,8 +71,8 @@ class LocalSteps:
             optimizer: of torch, not distributed; of AdamW, Muon and so on each rank keeps its own state.
             model: whose parameters it trains, the same on all ranks now.
             every: steps in a round; 1 is synchronous training. Or a function of the steps so far, alike on all ranks,
-                which is asked before each round. "auto" measures steps, exchanges and how alike ranks learn, takes what
-                promises a loss soonest, and says why in `reason`.
+                which is asked before each round. "auto" measures steps, exchanges and how alike ranks learn, estimates
+                which number comes to a loss soonest, and says why in `reason`.
             compression: of what is exchanged; int4() by default.
             outer: what moves the parameters by the mean: averaging, diloco, or what makes a torch optimizer of them.
             start_after: steps that are synchronous first, by the same compression.
@@ -72,32 +83,40 @@ class LocalSteps:
 
         Raises:
             ConfigError: an argument is out of range, or the model is wrapped in DistributedDataParallel, or sharded.
-            UnsupportedError: the optimizer is LBFGS.
-            UsageError: hvd.init() was not called.
+            UnsupportedError: the optimizer is LBFGS, or the compression has a policy other than auto().
+            UsageError: hvd.init() was not called; or the optimizer is distributed, or takes local steps already.
         """
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise UnsupportedError("LBFGS evaluates its closure several times in a step: take another optimizer")
-        check_whole("fragments", fragments, 1)
-        if mix is not None:
-            check_number("mix", mix, 0, below=1)
-        request = compression or Compression.int4()
-        self._replicas = replicas = model if isinstance(model, Replicas) else Replicas.whole(optimizer, model)
+        request = Compression.int4() if compression is None else compression
+        check_optimizer(optimizer)
+        check_compression(request)
+        check_outer(outer)
+        check_rounds(every, start_after, fragments, delay, mix)
+        if optimizer in _taken:
+            raise UsageError(
+                "this optimizer takes local steps already, and both would exchange: make a new one over the parameters"
+            )
+        self._replicas = replicas = model if isinstance(model, Replicas) else Replicas.whole(optimizer, model, request)
         self._is_open = False
         self._schedule: Schedule | None = None
         if replicas.world_size == 1:
             self.handle = Handle.alone(replicas.parameters, request, replicas.settings)
+            tell_one_rank(request.compressor)
             at_end(self, self.handle.session.close)
             return
         self._rounds = Rounds(replicas, request, outer=outer, fragment_count=fragments, mix=mix)
         self.handle = self._rounds.handle
-        self._schedule = Schedule(
-            self._rounds,
-            every=every,
-            start_after=start_after,
-            delay=delay,
-            remembered=partial(state_tensors, optimizer),
-        )
+        try:
+            self.handle.follow(optimizer)
+            remembered = partial(state_tensors, optimizer)
+            self._schedule = Schedule(
+                self._rounds, every=every, start_after=start_after, delay=delay, remembered=remembered
+            )
+        except BaseException:
+            self._rounds.close()
+            raise
         # They hold this: what a program makes and does not keep exchanges all the same, as long as its optimizer lives.
+        self._known = {id(each) for each in _trained(optimizer)}
+        _taken.add(optimizer)
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
         at_end(self, self._rounds.close)
@@ -107,24 +126,36 @@ class LocalSteps:
         """After the last step: ranks agree on all parameters, and buffers are the mean of theirs. All ranks call it.
 
         A rank that had fewer batches takes part in the rounds of the others until they have come to their last, too. It
-        is an error of a rank to call it while others still take synchronous steps.
+        is an error of a rank to call it while others still take synchronous steps. A second call exchanges again, and
+        sends what feedback has kept.
+
+        Raises:
+            CommunicationError: not all ranks call it.
+            ReplicaError: the parameters of some rank are not finite, so ranks do not agree.
         """
-        if self._schedule is not None and self._is_open:
+        if self._opens():
+            assert self._schedule is not None
+            self._replicas.before_writing()
             self._schedule.finish()
             self._rounds.mean(self._replicas.buffers())
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within it, the model has the mean of all ranks' parameters and buffers, to be evaluated. Collective."""
-        if not self._is_open:  # one rank, or the first step is still to come
+        """Within it, the model has the mean of all ranks' parameters and buffers, to be evaluated. Collective.
+
+        They travel uncompressed, each time.
+        """
+        if not self._opens():
             yield
             return
+        self._replicas.before_writing()
         tensors = [*(each.detach() for each in self._replicas.parameters.values()), *self._replicas.buffers()]
         own = [each.clone() for each in tensors]
         self._rounds.mean(tensors)
         try:
             yield
         finally:
+            self._replicas.before_writing()
             with torch.no_grad():
                 for tensor, kept in zip(tensors, own, strict=True):
                     tensor.copy_(kept)
@@ -136,37 +167,76 @@ class LocalSteps:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what state_dict() gave, to the bit. Load model and optimizer before.
 
-        With another number of ranks parameters are those on which all had agreed.
+        every="auto" goes on with the number of steps that it had, and measures anew. With another number of ranks
+        parameters are those on which all had agreed.
 
         Raises ConfigError for a state of other parameters or fragments.
         """
+        if state and "rounds" not in state:
+            raise ConfigError("this is not the state of LocalSteps: load what its state_dict() returned on this rank")
         if self._schedule is not None and state:
             self._schedule.load_state_dict(state)
+        elif state:
+            with torch.no_grad():
+                for name, parameter in self._replicas.parameters.items():
+                    parameter.copy_(state["rounds"]["anchors"][name])
+
+    def __enter__(self) -> LocalSteps:
+        """Within `with`, finish() comes at the end, unless an error ends it."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.finish()
 
     @property
     def reason(self) -> str:
         """Why rounds have as many steps as they have, in words, for every="auto"; empty before it has chosen."""
         return "" if self._schedule is None or self._schedule.auto is None else self._schedule.auto.reason
 
-    def _before(self, _: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
+    def _before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A step begins: gradients are there, or a closure computes them in it."""
-        closure = words.get("closure") if len(args) < 2 else args[1]
+        closure = kwargs.get("closure") if len(args) < 2 else args[1]
         if closure is None:
-            self._exchange_gradients()
+            self._exchange_gradients(optimizer)
             return None
-        evaluated = Evaluated(closure, self._exchange_gradients)
-        return (args, {**words, "closure": evaluated}) if len(args) < 2 else ((args[0], evaluated, *args[2:]), words)
+        evaluated = Evaluated(closure, partial(self._exchange_gradients, optimizer))
+        return (args, {**kwargs, "closure": evaluated}) if len(args) < 2 else ((args[0], evaluated, *args[2:]), kwargs)
 
-    def _exchange_gradients(self) -> None:
+    def _opens(self) -> bool:
+        """Have ranks meet that have only loaded a checkpoint; return whether they have met."""
+        if self._schedule is None or not (self._is_open or self._rounds.resumes):
+            return False  # one rank, or ranks that agree, as the first step is still to come
+        self._open()
+        return True
+
+    def _open(self) -> None:
         assert self._schedule is not None
         if not self._is_open:
-            self._rounds.open()
+            self._rounds.open(self._schedule.place)
             self._is_open = True
-        self._schedule.before_step()
+
+    def _exchange_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        assert self._schedule is not None
+        self._open()
+        if any(id(each) not in self._known for each in _trained(optimizer)):
+            raise UnsupportedError(
+                "the optimizer trains a parameter that was frozen or absent when LocalSteps was made, on which ranks "
+                "would never agree: call finish() on every rank, then make an optimizer and LocalSteps anew"
+            )
+        if self._schedule.before_step() and getattr(optimizer, "grad_scale", None) is not None:
+            raise UnsupportedError(
+                "a fused optimizer unscales gradients within its step, after synchronous steps exchange them, and "
+                "ranks may skip other steps: make it with fused=False, or pass start_after=0 and every=2 or more"
+            )
 
     def _after(self, *_: Any) -> None:
         assert self._schedule is not None
         self._schedule.after_step()
+
+
+def _trained(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
 
 
 class Evaluated:

@@ -10,10 +10,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import hvd_compress
 import hvd_compress.torch as hvd
+from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.local import LocalSteps
 
 Path(os.environ["JOB_FOLDER"], f"{os.getpid()}.pid").write_text(str(os.getpid()))
@@ -80,6 +82,32 @@ def uneven() -> None:
     assert torch.equal(model[1].running_mean, own)
 
 
+def refused() -> None:
+    """What would take ranks apart without a word is an error on the rank that does it, and ranks end."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    model[0].weight.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    LocalSteps(optimizer, model, every=3, start_after=0)
+    for _ in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    model[0].weight.requires_grad_(True)
+    model(torch.ones(2, 4)).sum().backward()
+    with pytest.raises(UnsupportedError, match="frozen or absent"):
+        optimizer.step()
+    with pytest.raises(UsageError, match="takes local steps already"):
+        LocalSteps(optimizer, model)
+
+
+def others_than_ranks() -> None:
+    """Other settings are an error on all ranks."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    LocalSteps(optimizer, model, every=3 + hvd.rank(), start_after=0)
+    with pytest.raises(ConfigError, match=r"every=[34].*every=[34]"):
+        optimizer.step()
+
+
 def by_closure() -> None:
     """Gradients that a closure computes within the step are those that are exchanged."""
     found = []
@@ -124,6 +152,8 @@ def automatic() -> None:
 hvd.init()
 unkept()
 uneven()
+refused()
+others_than_ranks()
 by_closure()
 automatic()
 whole, saved = train()

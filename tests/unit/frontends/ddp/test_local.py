@@ -53,12 +53,15 @@ def exchanges_nothing_between(rank: int) -> None:
         )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         local = hc.local_steps(model, optimizer, every=4, start_after=2)
+        model.eval()
+        model.module[0].running_mean.fill_(float(rank))
+        model(torch.zeros(1, 13))
+        assert (model.module[0].running_mean == rank).all(), "DDP has broadcast buffers"
+        model.train()
         steps_of(model, optimizer, rank, 2)
         assert not apart(model.module[1])
-        statistics = model.module[0].running_mean.clone()
         steps_of(model, optimizer, rank, 2 + rank)
         assert apart(model.module[1])
-        assert not torch.equal(model.module[0].running_mean, statistics)
         local.finish()
         check_ranks_equal(model, "finish()")
         found: list[Any] = [None, None]
@@ -74,7 +77,10 @@ def refused(rank: int) -> None:
     with pytest.raises(UsageError, match="takes local steps already"):
         hc.local_steps(model, optimizer)
     with pytest.raises(ConfigError, match=r"call hvd_compress.ddp.local_steps\(model, optimizer"):
-        LocalSteps(optimizer, model)
+        LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    part = wrapped()
+    with pytest.raises(ConfigError, match="does not train 2 parameters that DDP reduces"):
+        hc.local_steps(part, torch.optim.SGD(list(part.parameters())[2:], lr=0.1))
     with pytest.raises(ConfigError, match="leave static_graph out"):
         hc.local_steps(wrapped(static_graph=True), optimizer)
     compressed = hc.compress(wrapped(), hc.Compression.int4())

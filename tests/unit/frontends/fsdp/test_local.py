@@ -14,7 +14,7 @@ import torch
 
 import hvd_compress
 import hvd_compress.fsdp as hc
-from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.local import LocalSteps
 from tests.unit.frontends.ddp.job import run_ranks
 from tests.unit.frontends.fsdp.training import (
@@ -124,8 +124,13 @@ def refused(mesh: Any) -> None:
     flat = sharded(mesh_of(4))
     with pytest.raises(ConfigError, match="the model has one replica"):
         hc.local_steps(flat, adam(flat))
+    twice, optimizer, _ = around(mesh)
+    with pytest.raises(UsageError, match="take local steps already"):
+        hc.local_steps(twice, optimizer)
+    with pytest.raises(UsageError, match="take local steps already"):
+        hc.compress(twice, hc.Compression.int4())
     hc.compress(model, hc.Compression.int4())
     with pytest.raises(ConfigError, match="leave it out for local steps"):
         hc.local_steps(model, adam(model))
-    with pytest.raises(ConfigError, match="takes a model that fully_shard"):
+    with pytest.raises(ConfigError, match=r"local_steps\(\) takes a model that fully_shard"):
         hc.local_steps(torch.nn.Linear(2, 2), adam(torch.nn.Linear(2, 2)))

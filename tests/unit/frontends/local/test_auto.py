@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from hvd_compress.frontends.local import auto, schedule
+from hvd_compress.frontends.local import auto, clock, rounds, schedule
 from hvd_compress.frontends.local.auto import CANDIDATES, FIRST, ROUNDS, Auto, Measured
 from tests.unit.frontends.local.test_schedule import train
 
@@ -33,10 +33,11 @@ def test_ranks_that_learn_the_same_lose_nothing_by_many_steps() -> None:
 
 
 def test_an_exchange_that_is_hidden_costs_nothing() -> None:
-    """Then the fewest steps that hide it are the best."""
-    assert best(exchange_s=2.0, delay=2) < best(exchange_s=2.0, delay=0)
-    hidden = Measured(1.0, 2.0, 1, 2, 0.1, 4)
+    """Then the fewest steps that hide it are the best, as it lands before the next one begins."""
+    assert best(exchange_s=2.0, delay=2, cosine=0.0) == 2
+    hidden = Measured(1.0, 4.0, 1, 4, 0.1, 4)
     assert hidden.seconds(4) == 1.0
+    assert hidden.seconds(2) == 2.0
 
 
 def test_what_one_rank_learns_alone_is_as_stated() -> None:
@@ -58,11 +59,11 @@ def test_a_cosine_of_many_steps_says_what_that_of_one_is() -> None:
 
 def test_it_measures_first_and_says_why() -> None:
     chooses = Auto(fragments=1, delay=0, ranks=4, tells=False)
-    chooses.measured(1.0, 0.0, 0.5, FIRST)  # nothing is known of exchanges
+    chooses.measured(1.0, 0.0, 0.2)  # nothing is known of exchanges
     for _ in range(ROUNDS):
         assert chooses.choose() == FIRST
         assert not chooses.reason
-        chooses.measured(1.0, 40.0, 0.5, FIRST)
+        chooses.measured(1.0, 40.0, 0.2)
     assert chooses.choose() == CANDIDATES[-1]
     assert "every=32: a step takes 1 s and an exchange 40 s" in chooses.reason
 
@@ -72,10 +73,52 @@ def test_a_number_stays_where_another_is_hardly_better() -> None:
     costs = {every: Measured(1.0, 0.6, 1, 0, 0.2, 4).cost(every) for every in CANDIDATES}
     assert min(costs.values()) > auto.CLEAR * costs[FIRST], "else this shows nothing"
     assert min(costs, key=costs.__getitem__) != FIRST
-    cosine = 0.2 * FIRST / (0.2 * FIRST + 0.8)
     for _ in range(ROUNDS):
-        chooses.measured(1.0, 0.6, cosine, FIRST)
+        chooses.measured(1.0, 0.6, 0.2)
     assert chooses.choose() == FIRST
+
+
+def test_a_checkpoint_goes_on_with_its_number() -> None:
+    saved: dict[int, Any] = {}
+    words: dict[str, Any] = {"every": "auto", "start_after": 0}
+    train(2, 60, saved=saved, stop=41, **words)
+    for state in saved.values():
+        state["local"]["place"], state["local"]["length"] = 8, 8
+    seen: list[int] = []
+    choose = Auto.choose
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Auto, "choose", lambda self: seen.append(choose(self)) or seen[-1])
+        train(2, 49, saved=saved, **words)
+    assert set(seen[:2]) == {8}
+
+
+def test_ranks_that_reckon_otherwise_choose_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As processors may, which add in another order."""
+    lengths: dict[int, list[int]] = {}
+    choose, energy = Auto.choose, rounds._energy
+
+    def seen(self: Auto) -> int:
+        lengths.setdefault(id(self), []).append(choose(self))
+        return lengths[id(self)][-1]
+
+    monkeypatch.setattr(Auto, "choose", seen)
+    monkeypatch.setattr(rounds, "_energy", lambda flat: energy(flat) * (1 + random.random() / 10))
+    ranks = train(2, 150, every="auto", start_after=0)
+    assert all(torch.equal(mine, first) for mine, first in zip(*ranks, strict=True))
+    first, second = lengths.values()
+    assert first == second
+
+
+def test_a_clock_divides_work_from_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 1.0, 5.0, 6.0, 8.0])
+    monkeypatch.setattr(clock, "perf_counter", lambda: next(now))
+    found = clock.Clock()
+    found.works()
+    found.works(1)
+    found.exchanges()
+    found.works(1)
+    found.skip()
+    assert found.figures() == (1.0, 4.0)
 
 
 class Pretends(schedule.Clock):
@@ -103,4 +146,3 @@ def test_a_training_becomes_synchronous_and_local_again(
     assert kinds[0] == FIRST
     assert 1 in kinds
     assert kinds[-1] == CANDIDATES[-1]
-    assert all(math.log2(length).is_integer() for length in kinds)

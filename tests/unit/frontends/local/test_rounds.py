@@ -74,6 +74,11 @@ def test_each_fragment_is_due_once_a_round(count: int, every: int) -> None:
     assert count - 1 in fragments.due(every, every, count)
 
 
+def test_fragments_are_due_as_far_apart_as_steps_allow() -> None:
+    assert [fragments.due(step, 8, 2) for step in (3, 4, 8)] == [[], [0], [1]]
+    assert [fragments.due(step, 3, 2) for step in (1, 2, 3)] == [[], [0], [1]]
+
+
 def test_each_parameter_is_in_one_fragment_and_layers_stay_together() -> None:
     def body(rounds: Rounds, mine: dict[str, torch.Tensor], rank: int) -> Any:
         return rounds._names

@@ -1,0 +1,78 @@
+"""What local steps refuse, before anything is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+from hvd_compress.checks import check_number, check_whole
+from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.frontends.asked import check_request
+from hvd_compress.frontends.local.fragments import spacing
+from hvd_compress.frontends.local.outer import Outer
+from hvd_compress.request.request import Request
+
+Every = int | Callable[[int], int] | Literal["auto"]
+"""Steps in a round: a number; a function of the steps so far, which is asked when a round begins; or "auto"."""
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raise what is wrong with an optimizer that is to take local steps."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"LocalSteps takes an optimizer of torch, then a model, and this is a {_kind(optimizer)}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UnsupportedError("LBFGS evaluates its closure several times in a step: take another optimizer")
+    if hasattr(optimizer, "skip_synchronize"):
+        raise UsageError(
+            "this optimizer is distributed, and exchanges gradients in each step, which local steps are to save: pass "
+            "the torch optimizer that it was made from, and leave DistributedOptimizer() out"
+        )
+
+
+def check_compression(request: Any) -> None:
+    """Raise ConfigError for what is no compression, UnsupportedError for one that no round can carry."""
+    check_request(request)
+    assert isinstance(request, Request)
+    if request.policy is not None and not request.policy.takes_shards:
+        raise UnsupportedError(
+            f"{_kind(request.policy)} decides by steps that exchange all gradients, and a round exchanges a fragment "
+            "at a time: take auto(), or a compression without a policy, such as int4()"
+        )
+
+
+def check_outer(outer: Any) -> None:
+    """Raise ConfigError for what makes no optimizer."""
+    is_class = isinstance(outer, type) and issubclass(outer, torch.optim.Optimizer | Outer)
+    if is_class or not callable(outer):
+        raise ConfigError(
+            f"outer={outer!r} is no function that makes an optimizer: pass averaging, diloco or muloco of "
+            "hvd_compress.local, or such as lambda anchors: torch.optim.SGD(anchors, lr=0.7, momentum=0.9)"
+        )
+
+
+def check_rounds(every: Any, start_after: int, fragments: int, delay: int, mix: float | None) -> None:
+    """Raise ConfigError for numbers that do not fit."""
+    check_whole("start_after", start_after, 0)
+    check_whole("fragments", fragments, 1)
+    check_whole("delay", delay, 0)
+    if mix is not None:
+        check_number("mix", mix, 0, below=1)
+        if not delay:
+            raise ConfigError(f"mix = {mix:g} is of what lands after a delay, and delay = 0: leave mix out")
+    if every == "auto" or callable(every):
+        return
+    if isinstance(every, str):
+        raise ConfigError(f'every={every!r} is no number of steps, no function of the steps, and not "auto"')
+    check_whole("every", every, 1)
+    apart = spacing(every, fragments)
+    if delay > apart:
+        raise ConfigError(
+            f"delay = {delay} steps, and with every={every} and {fragments} fragments the next exchange begins after "
+            f"{apart}: one is on its way at a time, so take a delay of at most {apart}"
+        )
+
+
+def _kind(given: Any) -> str:
+    return type(given).__name__
