@@ -12,6 +12,7 @@ import traceback
 from pathlib import Path
 
 import torch
+from meeting import meet
 
 import hvd_compress.torch as hvd
 from hvd_compress.local import LocalSteps
@@ -35,6 +36,7 @@ MISFORTUNES = {
 
 
 def main(misfortune: str) -> None:
+    meet()
     hvd.init()
     torch.manual_seed(1)
     model = torch.nn.Linear(20, 30)

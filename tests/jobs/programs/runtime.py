@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import torch
+from meeting import meet
 
 from hvd_compress.errors import HvdCompressError
 from hvd_compress.runtime import api as hvd
@@ -107,6 +108,7 @@ def init_alone() -> None:
     hvd.init()
 
 
+meet()
 hvd.init()
 every_collective()
 print(f"[rank {hvd.rank()}] has done all {'horovod' in sys.modules}", flush=True)
