@@ -7,19 +7,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_compress.engines.base import Engine
-from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
+from hvd_compress.engines.select import choose_torch_arrivals
 from hvd_compress.engines.torch_timeout import own_timeout_s
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.frontends.ddp.refusals import check_model, trains_alone
 from hvd_compress.frontends.ddp.state import known_state
-from hvd_compress.frontends.local.replicas import Replicas, trained
+from hvd_compress.frontends.local.replicas import Replicas, connect_over, require_all_trained, trained
 from hvd_compress.frontends.local.steps import LocalSteps
 from hvd_compress.frontends.original import original_of
-from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 
 _local: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
@@ -43,7 +40,9 @@ def local_steps(model: Any, optimizer: Any, **options: Any) -> LocalSteps:
     wrapped = original_of(model)
     optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wraps one
     if trains_alone(wrapped):
-        return LocalSteps(optimizer, Replicas(trained(optimizer, wrapped), _connect_to_nobody, 0, 1), **options)
+        return LocalSteps(
+            optimizer, Replicas(trained(optimizer, wrapped), partial(connect_over, None, None), 0, 1), **options
+        )
     if known_state(model) is not None or wrapped in _local:
         raise UsageError("this model's gradients are compressed, or it takes local steps already: wrap the module anew")
     check_model(wrapped, "local_steps")
@@ -52,7 +51,7 @@ def local_steps(model: Any, optimizer: Any, **options: Any) -> LocalSteps:
     over, parameters = wrapped.process_group, _parameters(wrapped, optimizer)
     replicas = Replicas(
         parameters,
-        partial(_connect, over, next((p.device for p in wrapped.parameters() if p.is_cuda), None)),
+        partial(connect_over, over, next((p.device for p in wrapped.parameters() if p.is_cuda), None)),
         over.rank(),
         over.size(),
         Settings.from_environment().waiting(max(own_timeout_s(over), own_timeout_s())),
@@ -67,24 +66,12 @@ def local_steps(model: Any, optimizer: Any, **options: Any) -> LocalSteps:
 
 def _parameters(model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     ignored = set(model.parameters_to_ignore)
-    found = {name: each for name, each in trained(optimizer, model.module).items() if name not in ignored}
-    reduced = {name for name, each in model.module.named_parameters() if each.requires_grad} - ignored
-    if left := sorted(reduced - found.keys()):
-        raise ConfigError(
-            f"the optimizer does not train {len(left)} parameters that DDP reduces, {left[0]!r} first, on which ranks "
-            "would not agree any more: give one optimizer all of them, or freeze them"
-        )
-    return found
+    require_all_trained(
+        {name: each for name, each in model.module.named_parameters() if name not in ignored}, optimizer
+    )
+    return {name: each for name, each in trained(optimizer, model.module).items() if name not in ignored}
 
 
 def _buffers(model: DistributedDataParallel) -> list[torch.Tensor]:
     ignored = set(model.parameters_to_ignore)
     return [each for name, each in model.module.named_buffers() if name not in ignored and each.is_floating_point()]
-
-
-def _connect(over: dist.ProcessGroup, device: torch.device | None, request: Request, settings: Settings) -> Engine:
-    return choose_torch_engine(request.engine, over, device=device, timeout_s=settings.timeout_s)
-
-
-def _connect_to_nobody(*_: Any) -> Engine:
-    raise AssertionError("a rank that is alone connects to nobody")

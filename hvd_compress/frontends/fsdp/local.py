@@ -7,10 +7,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import distributed as dist
 
-from hvd_compress.engines.base import Engine
-from hvd_compress.engines.select import choose_torch_arrivals, choose_torch_engine
+from hvd_compress.engines.select import choose_torch_arrivals
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.frontends.fsdp.api import (
     is_compressed,
@@ -22,11 +20,9 @@ from hvd_compress.frontends.fsdp.api import (
 )
 from hvd_compress.frontends.fsdp.groups import Shard, groups_of
 from hvd_compress.frontends.fsdp.requests import for_replicas
-from hvd_compress.frontends.local.replicas import Replicas
+from hvd_compress.frontends.local.replicas import Replicas, connect_over, require_all_trained
 from hvd_compress.frontends.local.steps import LocalSteps
 from hvd_compress.frontends.original import original_of
-from hvd_compress.request.request import Request
-from hvd_compress.settings import Settings
 
 
 def local_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> LocalSteps:
@@ -67,17 +63,12 @@ def local_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, **opti
         )
     if (compression := options.get("compression")) is not None:
         for_replicas(compression, feedback=False)
-    known = {id(each) for group in optimizer.param_groups for each in group["params"]}
-    if left := [name for name, each in model.named_parameters() if each.requires_grad and id(each) not in known]:
-        raise ConfigError(
-            f"the optimizer does not train {len(left)} parameters, {left[0]!r} first, on which replicas would not "
-            "agree any more: give one optimizer all of them, or freeze them"
-        )
+    require_all_trained(dict(model.named_parameters()), optimizer)
     held = Held([shard for group in groups[::-1] for shard in group.trained if shard.local().numel()])
     ways = groups[0].ways
     replicas = Replicas(
         held.parameters,
-        partial(_connect, over, groups[0].device),
+        partial(connect_over, over, groups[0].device),
         over.rank(),
         over.size(),
         settings_of(over),
@@ -136,8 +127,3 @@ class Held:
                     stride=parameter.stride(),
                 )
             held.grad = None
-
-
-def _connect(over: dist.ProcessGroup, device: torch.device, request: Request, settings: Settings) -> Engine:
-    on = device if device.type == "cuda" else None
-    return choose_torch_engine(request.engine, over, device=on, timeout_s=settings.timeout_s)

@@ -8,12 +8,13 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
-from hvd_compress.engines.select import choose_arrivals, choose_engine
+from hvd_compress.engines.select import choose_arrivals, choose_engine, choose_torch_engine
 from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.frontends.ddp.refusals import is_sharded
 from hvd_compress.frontends.optimizer.named_parameters import name_parameters, trainable
@@ -90,6 +91,24 @@ class Replicas:
 
 def _connect(hvd: Any, request: Request, settings: Settings) -> Engine:
     return choose_engine(request.engine, None, hvd, settings.timeout_s)
+
+
+def connect_over(
+    group: dist.ProcessGroup | None, device: torch.device | None, request: Request, settings: Settings
+) -> Engine:
+    """Return the engine over a process group of torch.distributed, for parameters on a device."""
+    on = device if device is not None and device.type == "cuda" else None
+    return choose_torch_engine(request.engine, group, device=on, timeout_s=settings.timeout_s)
+
+
+def require_all_trained(parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
+    """Raise ConfigError where some of these are trained by nobody who exchanges them: ranks would go apart in them."""
+    known = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    if left := [name for name, each in parameters.items() if each.requires_grad and id(each) not in known]:
+        raise ConfigError(
+            f"the optimizer does not train {len(left)} parameters, {left[0]!r} first, on which ranks would not agree "
+            "any more: give one optimizer all of them, or freeze them"
+        )
 
 
 def trained(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, torch.Tensor]:

@@ -44,7 +44,6 @@ class Schedule:
                 begins, however soon that is.
             remembered: returns what the optimizer remembers. Where steps become synchronous after local ones, ranks go
                 on with the mean, as else the same gradients would move them apart.
-
         """
         self.auto = Auto(rounds.count, delay, rounds.world_size, tells=rounds.rank == 0) if every == "auto" else None
         self._rounds, self._every, self._start_after, self._delay = rounds, every, start_after, delay

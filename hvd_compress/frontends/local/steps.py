@@ -186,6 +186,7 @@ class LocalSteps:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Raises as finish()."""
         if kind is None:
             self.finish()
 

@@ -122,8 +122,8 @@ def _run(pipe: Connection, imports: Sequence[str], jobs: Sequence[Job], ports: S
 def _started(context: BaseContext, job: Job, port: int) -> list[Ended]:
     """Return how each rank of a job has ended, whose store listens at a port.
 
-    Once in some thousand jobs gloo drops a connection that it has accepted, with no error on that rank, which waits for
-    ever: it passes over a listener's failed read (torch 2.15). Then ranks start a second time.
+    Once in some thousand jobs gloo drops a connection that it has accepted, with no error on that rank, which waits
+    forever: it passes over a listener's failed read (torch 2.15). Then ranks start a second time.
     """
     ended = _attempt(context, job, port, "first")
     return _attempt(context, job, port, "second") if any(end.unmet for end in ended) else ended
@@ -159,7 +159,7 @@ def _collect(pipes: Sequence[Connection], limit_s: float) -> list[Ended]:
                 ended[pipe] = pickle.loads(pipe.recv_bytes())
             except EOFError:
                 ended[pipe] = Ended(died=True)
-            if ended[pipe].unmet:  # the others may wait for it for ever
+            if ended[pipe].unmet:  # the others may wait for it forever
                 return list(ended.values())
     return [ended[pipe] for pipe in pipes]
 
