@@ -10,7 +10,6 @@ import torch
 from hvd_compress.checks import check_number, check_whole
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.frontends.asked import check_request
-from hvd_compress.frontends.local.fragments import spacing
 from hvd_compress.frontends.local.outer import Outer
 from hvd_compress.request.request import Request
 
@@ -66,7 +65,7 @@ def check_rounds(every: Any, start_after: int, fragments: int, delay: int, mix: 
     if isinstance(every, str):
         raise ConfigError(f'every={every!r} is no number of steps, no function of the steps, and not "auto"')
     check_whole("every", every, 1)
-    apart = spacing(every, fragments)
+    apart = every // fragments
     if delay > apart:
         raise ConfigError(
             f"delay = {delay} steps, and with every={every} and {fragments} fragments the next exchange begins after "

@@ -33,12 +33,6 @@ def due(step: int, every: int, count: int) -> list[int]:
     return [number for number, own in enumerate(_places(every, count)) if own == place]
 
 
-def spacing(every: int, count: int) -> int:
-    """Return the fewest steps between two exchanges."""
-    places = _places(every, count)
-    return min((after - before for before, after in zip(places, [*places[1:], places[0] + every], strict=True)))
-
-
 def _places(every: int, count: int) -> Sequence[int]:
     """Return after which step of a round each fragment is due."""
     return [-(-every * (number + 1) // count) for number in range(count)]

@@ -181,6 +181,7 @@ class Rounds:
         A gradient that is missing counts as zero.
         """
         session = self.handle.session
+        self._compare(self._parameters)
         session.begin_step()
         self._replicas.take_gradients()
         for number, flat in enumerate(self._flats):
@@ -243,6 +244,7 @@ class Rounds:
         """
         assert self.in_flight is None, "one after the other"
         session, self.in_flight = self.handle.session, fragment
+        self._compare(self.anchors)
         session.begin_step(self._numbers[fragment])
         energy = 0.0
         for number in self._numbers[fragment]:
@@ -269,13 +271,8 @@ class Rounds:
         results = self.wait()
         assert self.in_flight is not None
         self._require_rounds_that_count()
-        fragment, launched, self.in_flight, self._landing, self._launched = (
-            self.in_flight,
-            self._launched,
-            None,
-            None,
-            {},
-        )
+        fragment, launched = self.in_flight, self._launched
+        self.in_flight, self._landing, self._launched = None, None, {}
         if not results:
             for name in self._names[fragment]:  # or else no later round would count, either
                 if not self._parameters[name].isfinite().all():
@@ -381,6 +378,12 @@ class Rounds:
         """Ranks have the same parameters, and these are the anchors from now on. Nothing is communicated."""
         for name, anchor in self.anchors.items():
             anchor.copy_(self._parameters[name])
+
+    def _compare(self, alike: Mapping[str, torch.Tensor]) -> None:
+        """These are the same on all ranks while the coming exchange is on its way."""
+        check = self.handle.session.services.replicas
+        assert check is not None
+        check.parameters = alike
 
     def _parts(self, number: int) -> Mapping[str, torch.Tensor]:
         layout = self.handle.session.buckets.every[number].layout

@@ -10,6 +10,7 @@ from hvd_compress import collectives
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.collectives import Collective
 from hvd_compress.compressors import Cast
+from hvd_compress.cost.local_steps import LocalStepsCost
 from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.limits import MAX_COUNT
 from hvd_compress.policies.auto.quality import DENSE, Candidate
@@ -59,6 +60,14 @@ class Choices(ABC):
         """Return what a choice other than the first one costs, in words, for its reason."""
         return ""
 
+    def instead(self, arms: Sequence[Arm], step_s: float, world_size: int) -> str:
+        """Return in words what no arm can do, for the reason of a choice.
+
+        Args:
+            step_s: of a step, without what it waits for exchanges.
+        """
+        return ""
+
     @abstractmethod
     def ways(self, layout: Layout, world_size: int, can: Capabilities) -> Ways:
         """Return by what a bucket may travel; the same candidates for all buckets, but those that cannot carry one."""
@@ -71,14 +80,34 @@ class Choices(ABC):
 @dataclass(frozen=True)
 class Family(Choices):
     """Compressors, of which each travels by its fastest path, by curves or by real steps: where several paths are the
-    fastest on some network, each is an arm, too. The first one is without compression."""
+    fastest on some network, each is an arm, too. The first one is without compression.
+
+    Attributes:
+        weighs_local_steps: whether reasons say what local steps would take.
+    """
 
     request: Request
     candidates: tuple[Candidate, ...]
+    weighs_local_steps: bool = False
 
     def loss(self, candidate: Candidate) -> str:
         steps = f"{candidate.factor:.3g} times the steps of dense to its loss (table)"
         return "as dense in loss (table)" if candidate.factor == 1 else steps
+
+    def instead(self, arms: Sequence[Arm], step_s: float, world_size: int) -> str:
+        """Compare them with int4() in each step. That ranks learn nothing alike, as is assumed, is the worst case."""
+        exchange_s = [arm.predicted for arm in arms if arm.name.partition(" by ")[0] == "int4"]
+        if not self.weighs_local_steps or not exchange_s:
+            return ""
+        found = LocalStepsCost(step_s, min(exchange_s), cosine=0.0, ranks=world_size)
+        best = found.best()
+        if best == 1:
+            return "local steps (hvd_compress.local) are not estimated to be faster"
+        share = found.cost(best) / found.cost(1)
+        return (
+            f"LocalSteps(every={best}) of hvd_compress.local would take an estimated {share:.2f} of the time to a loss "
+            "by int4 in each step, if ranks learn nothing alike, and less if they do"
+        )
 
     def ways(self, layout: Layout, world_size: int, can: Capabilities) -> Ways:
         found: dict[Candidate, list[Collective]] = {}

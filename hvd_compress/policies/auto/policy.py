@@ -48,7 +48,7 @@ class Auto(PolicySettings):
 
     def make(self, request: Request, settings: Settings) -> AutoPolicy:
         factors = None if self.factors is None else dict(self.factors)
-        return AutoPolicy(request, Family(request, candidates(self.quality, self.kind, factors)))
+        return AutoPolicy(request, Family(request, candidates(self.quality, self.kind, factors), self.quality == "any"))
 
 
 OTHER_BUCKETS = "; chosen for other buckets of these gradients"
@@ -217,6 +217,7 @@ class AutoPolicy(TellingPolicy):
             f"less than {MARGIN:.0%} of a step: nothing that sends less could save more" if chooser.hidden else "",
             f"less than {MARGIN:.0%} of a step, or nothing for certain, is saved by {less}" if less else "",
             self._choices.loss(arms[self._arm].candidate) if self._arm else "",
+            self._choices.instead(arms, chooser.search.before_s, self.world_size),
         ]
         return "; ".join(filter(None, found))
 

@@ -83,14 +83,15 @@ class Search:
         return self._not_hidden_s(self.taken[arm])
 
     def _score(self, arm: int, steps: Sequence[StepTimes]) -> float:
-        return self._weights[arm] * (self._before_s + self._not_hidden_s(steps))
+        return self._weights[arm] * (self.before_s + self._not_hidden_s(steps))
 
     @property
-    def _before_s(self) -> float:
+    def before_s(self) -> float:
+        """What passes before a step waits for exchanges, in seconds."""
         return median_low([times.before_s for own in self.taken for times in own])
 
     def _not_hidden_s(self, steps: Sequence[StepTimes]) -> float:
-        longer_s = max(0.0, median_low([times.before_s for times in steps]) - self._before_s)
+        longer_s = max(0.0, median_low([times.before_s for times in steps]) - self.before_s)
         taken_s = min(longer_s, median_low([times.summed_s for times in steps]))
         return taken_s + median_low([times.waited_s for times in steps])
 

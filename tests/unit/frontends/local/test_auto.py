@@ -9,43 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from hvd_compress.cost.local_steps import COUNTS, LocalStepsCost
 from hvd_compress.frontends.local import auto, clock, rounds, schedule
-from hvd_compress.frontends.local.auto import CANDIDATES, FIRST, ROUNDS, Auto, Measured
+from hvd_compress.frontends.local.auto import FIRST, ROUNDS, Auto
 from tests.unit.frontends.local.test_schedule import train
-
-
-def best(**known: Any) -> int:
-    found = Measured(
-        **{"step_s": 1.0, "exchange_s": 1.0, "fragments": 1, "delay": 0, "cosine": 0.1, "ranks": 4, **known}
-    )
-    return min(CANDIDATES, key=found.cost)
-
-
-def test_the_slower_an_exchange_the_more_steps_between_two() -> None:
-    found = [best(exchange_s=exchange_s) for exchange_s in (0.0, 0.1, 0.5, 2.0, 8.0, 100.0)]
-    assert found == sorted(found)
-    assert (found[0], found[-1]) == (1, CANDIDATES[-1])
-
-
-def test_ranks_that_learn_the_same_lose_nothing_by_many_steps() -> None:
-    assert best(exchange_s=0.1, cosine=1.0) == CANDIDATES[-1]
-    assert best(exchange_s=0.1, cosine=0.0) == 1
-
-
-def test_an_exchange_that_is_hidden_costs_nothing() -> None:
-    """Then the fewest steps that hide it are the best, as it lands before the next one begins."""
-    assert best(exchange_s=2.0, delay=2, cosine=0.0) == 2
-    hidden = Measured(1.0, 4.0, 1, 4, 0.1, 4)
-    assert hidden.seconds(4) == 1.0
-    assert hidden.seconds(2) == 2.0
-
-
-def test_what_one_rank_learns_alone_is_as_stated() -> None:
-    found = Measured(1.0, 1.0, 1, 0, 0.0, 4)
-    assert found.steps(1) == 1
-    assert found.steps(4) == pytest.approx(1.5)
-    assert found.steps(10**8) == pytest.approx(2, rel=1e-3)
-    assert Measured(1.0, 1.0, 1, 0, 1.0, 4).steps(32) == 1
 
 
 def test_a_cosine_of_many_steps_says_what_that_of_one_is() -> None:
@@ -64,13 +31,13 @@ def test_it_measures_first_and_says_why() -> None:
         assert chooses.choose() == FIRST
         assert not chooses.reason
         chooses.measured(1.0, 40.0, 0.2)
-    assert chooses.choose() == CANDIDATES[-1]
+    assert chooses.choose() == COUNTS[-1]
     assert "every=32: a step takes 1 s and an exchange 40 s" in chooses.reason
 
 
 def test_a_number_stays_where_another_is_hardly_better() -> None:
     chooses = Auto(fragments=1, delay=0, ranks=4, tells=False)
-    costs = {every: Measured(1.0, 0.6, 1, 0, 0.2, 4).cost(every) for every in CANDIDATES}
+    costs = {every: LocalStepsCost(1.0, 0.6, 0.2, 4).cost(every) for every in COUNTS}
     assert min(costs.values()) > auto.CLEAR * costs[FIRST], "else this shows nothing"
     assert min(costs, key=costs.__getitem__) != FIRST
     for _ in range(ROUNDS):
@@ -145,4 +112,4 @@ def test_a_training_becomes_synchronous_and_local_again(
     kinds = [length for number, length in enumerate(lengths) if number == 0 or length != lengths[number - 1]]
     assert kinds[0] == FIRST
     assert 1 in kinds
-    assert kinds[-1] == CANDIDATES[-1]
+    assert kinds[-1] == COUNTS[-1]

@@ -51,6 +51,7 @@ def train(
     stop: int | None = None,
     more: int = 0,
     reports: list[Any] | None = None,
+    parts_at: int | None = None,
     **schedule: Any,
 ) -> Sequence[list[torch.Tensor]]:
     """Return the parameters of each rank after its steps, and the end of its round.
@@ -60,13 +61,14 @@ def train(
         stop: save a checkpoint there after this number of steps, and end.
         more: steps that each rank takes more than the one before.
         reports: gets the report of the last round of each rank.
+        parts_at: the step before which rank 1 changes a parameter.
     """
 
     def body(engine: Engine) -> list[torch.Tensor]:
         trained = model()
         asked = Compression.dense() if compression is None else compression
         replicas = Replicas(
-            dict(trained.named_parameters()), lambda *_: engine, engine.rank, engine.world_size, Settings()
+            dict(trained.named_parameters()), lambda *_: engine, engine.rank, engine.world_size, Settings(check_every=2)
         )
         rounds = Rounds(replicas, asked, outer=outside, mix=mix, fragment_count=fragments)
         optimizer = torch.optim.SGD(trained.parameters(), lr=0.05, momentum=0.9)
@@ -78,6 +80,8 @@ def train(
             planned.load_state_dict(saved[engine.rank]["local"])
         rounds.open()
         for step in range(planned.steps, (steps if stop is None else stop) + more * engine.rank):
+            if (step, engine.rank) == (parts_at, 1):
+                trained[0].bias.data[3] += 1e-3
             optimizer.zero_grad()
             loss_of(trained, engine.rank, step).backward()
             planned.before_step()
@@ -228,3 +232,13 @@ def test_a_checkpoint_of_other_fragments_is_refused() -> None:
     train(1, 15, saved=saved, stop=9)
     with pytest.raises(ConfigError, match="this checkpoint has 1 fragments"):
         train(1, 15, saved=saved, fragments=2)
+
+
+def test_ranks_that_part_in_synchronous_steps_are_told() -> None:
+    with pytest.raises(ReplicaError, match=r"'0.bias'.*rank 1"):
+        train(2, 12, start_after=12, parts_at=3)
+
+
+def test_ranks_that_part_in_local_steps_agree_again() -> None:
+    first, second = train(2, 12, start_after=4, parts_at=6)
+    assert all(map(torch.equal, first, second))
