@@ -52,7 +52,7 @@ class Training:
         self.task, self.method, self.taken = task, method, 0
         torch.manual_seed(1)
         self.model = task.model()
-        self.trained, self.optimizer = FRONT_ENDS[method.front_end](
+        self.trained, self.optimizer, _ = FRONT_ENDS[method.front_end](
             self.model, method.optimizer or task.optimizer, method, None
         )
         self.forward_s: list[float] = []

@@ -10,7 +10,7 @@ from benchmarks.frame.store import lines, read
 from benchmarks.time_to_accuracy import lab
 from benchmarks.time_to_accuracy.figures import EVERY, steps_to
 from benchmarks.time_to_accuracy.lab import NETWORKS
-from benchmarks.time_to_accuracy.losses import LossRun
+from benchmarks.time_to_accuracy.losses import LONG_EVERY, LossRun
 from benchmarks.time_to_accuracy.methods import METHODS
 from benchmarks.time_to_accuracy.places import BEFORE, BUILD
 from benchmarks.time_to_accuracy.tasks import TASKS
@@ -64,9 +64,13 @@ def _behind(before: Kept, found: Kept) -> Kept:
 def _gathered() -> Kept:
     tasks = [task for task in TASKS if any((BUILD / "loss").glob(f"{task}-*.json"))]
     return {
-        "circumstances": {"losses": _circumstances(_loss_runs("*")), "seconds": _circumstances(_jobs())},
+        "circumstances": {
+            "losses": _circumstances(_loss_runs("*") + _loss_runs("*", "long")),
+            "seconds": _circumstances(_jobs()),
+        },
         "parameters": {task: sum(p.numel() for p in TASKS[task].model().parameters()) for task in tasks},
         "losses": {task: _losses(task) for task in tasks},
+        "long": {task: _losses(task, "long", LONG_EVERY) for task in TASKS if _loss_runs(task, "long")},
         "seconds": _by_network(list(TASKS), _seconds),
         "searches": _by_network(list(TASKS), _searches),
         "trainings": _by_network(list(TASKS), _trainings),
@@ -84,21 +88,21 @@ def _lines(value: Any, levels: int) -> str:
     return "{\n" + ",\n".join(f'"{key}": {_lines(each, levels - 1)}' for key, each in value.items()) + "\n}"
 
 
-def _losses(task: str) -> dict[str, dict[str, list[float]]]:
+def _losses(task: str, kind: str = "loss", every: int = EVERY) -> dict[str, dict[str, list[float]]]:
     """Return the losses of each curve and seed, in the order of methods.py."""
-    runs = _loss_runs(task)
+    runs = _loss_runs(task, kind)
     place = {name: number for number, name in enumerate(METHODS)}
     runs.sort(key=lambda run: (place[run["method"]], run["curve"], run["seed"]))
     found: dict[str, dict[str, list[float]]] = defaultdict(dict)
     for run in runs:
-        assert [steps for steps, _ in run["losses"]] == [EVERY * (n + 1) for n in range(len(run["losses"]))]
+        assert [steps for steps, _ in run["losses"]] == [every * (n + 1) for n in range(len(run["losses"]))]
         found[run["curve"]][str(run["seed"])] = [round(loss, 4) for _, loss in run["losses"]]
     return dict(found)
 
 
-def _loss_runs(task: str) -> list[Any]:
-    """Return the runs of what is asked for now."""
-    found = [read(file) for file in (BUILD / "loss").glob(f"{task}-*.json")]
+def _loss_runs(task: str, kind: str = "loss") -> list[Any]:
+    """Return the runs of what is asked for now; `kind`: "loss", or "long"."""
+    found = [read(file) for file in (BUILD / kind).glob(f"{task}-*.json")]
     return [run for run in found if _is_asked_for(run)]
 
 

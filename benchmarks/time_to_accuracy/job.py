@@ -31,9 +31,11 @@ from benchmarks.time_to_accuracy.methods import (
     METHODS,
     NONE,
     OURS_IN_DDP,
+    TORCHFT,
     MakeOptimizer,
     Method,
 )
+from benchmarks.time_to_accuracy.rivals import TorchftSteps
 from benchmarks.time_to_accuracy.tasks import TASKS, Task
 from hvd_compress.local import LocalSteps
 from hvd_compress.request.request import Request
@@ -116,7 +118,16 @@ def _local(model: nn.Module, optimizer: MakeOptimizer, method: Method, plan: str
     return model, made, LocalSteps(made, model, **method.build(hvd.Compression)).averaged
 
 
-FRONT_ENDS = {HOROVOD: _horovod, OURS_IN_DDP: _ours_in_ddp, DDP: _ddp, NONE: _none, LOCAL: _local}
+def _torchft(model: nn.Module, optimizer: MakeOptimizer, method: Method, plan: str | None) -> Trained:
+    made = optimizer(model.parameters())
+    made.torchft = TorchftSteps(model, made, method.name, method.turn, method.build(hvd.Compression))
+    return model, made, nullcontext
+
+
+FRONT_ENDS = {
+    **{HOROVOD: _horovod, OURS_IN_DDP: _ours_in_ddp, DDP: _ddp, NONE: _none},
+    **{LOCAL: _local, TORCHFT: _torchft},
+}
 
 
 def windows(wanted: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ class Network:
     """Of all hosts.
 
     Attributes:
+        slots: ranks on each host, which reach each other without the network.
         steps: of a window, more where a step is short.
         before: steps of a window before those, which do not count: while others had their turns, the memory of a model
             went out of the caches, or further. Where a step is long, that does not matter.
@@ -31,10 +32,15 @@ class Network:
     label: str
     steps: int
     before: int
+    slots: int = 1
+
+    @property
+    def lines(self) -> str:
+        return f"{self.bandwidth}-{self.latency}"
 
     @property
     def name(self) -> str:
-        return f"{self.bandwidth}-{self.latency}"
+        return self.lines if self.slots == 1 else f"{self.lines}-{RANKS // self.slots}x{self.slots}"
 
 
 NETWORKS = {
@@ -44,6 +50,7 @@ NETWORKS = {
         Network("100mbit", "5ms", "100 Mbit/s, 5 ms", 2, 1),
         Network("20mbit", "20ms", "20 Mbit/s, 20 ms", 1, 0),
         Network("5mbit", "50ms", "5 Mbit/s, 50 ms", 1, 0),
+        Network("20mbit", "20ms", "2 hosts of 2 ranks, 20 Mbit/s, 20 ms", 1, 0, slots=2),
     )
 }
 
@@ -90,4 +97,6 @@ def train(task: str, network: str, methods: Sequence[str], target: float, most: 
 def _run(do: str, task: str, network: str, methods: Sequence[str], file: Path, **words: Any) -> None:
     """Run a job on a lab of its own. Raises click.ClickException where a rank failed."""
     wanted = {"do": do, "task": task, "methods": list(methods), **words}
-    run("benchmarks.time_to_accuracy.job", wanted, network, file, hosts=RANKS)
+    found = NETWORKS[network]
+    hosts = RANKS // found.slots
+    run("benchmarks.time_to_accuracy.job", wanted, found.lines, file, hosts=hosts, slots=found.slots)

@@ -22,17 +22,26 @@ from benchmarks.time_to_accuracy.training import Enough, in_process, in_processe
 MOST = 480
 """A method that has not reached dense's loss after STEPS goes on until it has, but for so many steps at most."""
 
+LONG, LONG_EVERY = 2000, 100
+"""Steps of a long training, and how often its loss is measured: local steps lose early, and win late if at all."""
+
 Tell = Callable[[int, float], None]
 
 
 @dataclass(frozen=True)
 class LossRun:
-    """One training. `plan` says how a method that searches sent its gradients in the lab."""
+    """One training.
+
+    Attributes:
+        plan: says how a method that searches sent its gradients in the lab.
+        is_long: whether it is of LONG steps, whatever loss is reached.
+    """
 
     task: str
     method: str
     seed: int
     plan: Path | None = None
+    is_long: bool = False
 
     @property
     def curve(self) -> str:
@@ -41,7 +50,7 @@ class LossRun:
 
     @property
     def file(self) -> Path:
-        return BUILD / "loss" / f"{self.task}-{self.curve}-seed{self.seed}.json"
+        return BUILD / ("long" if self.is_long else "loss") / f"{self.task}-{self.curve}-seed{self.seed}.json"
 
     @property
     def asked(self) -> str:
@@ -61,8 +70,8 @@ class LossRun:
     def train(self, tell: Tell, most: int = MOST) -> dict[str, Any]:
         """Train, and return and keep what was found. Dense of the same seed must have been trained before."""
         method, start = METHODS[self.method], time.monotonic()
-        enough = Enough(STEPS + EVERY, EVERY)
-        if self.method != BASELINE:
+        enough = Enough(LONG, LONG_EVERY) if self.is_long else Enough(STEPS + EVERY, EVERY)
+        if self.method != BASELINE and not self.is_long:
             dense = LossRun(self.task, BASELINE, self.seed).finished()
             assert dense is not None, "dense comes first"
             enough = Enough(STEPS + EVERY, EVERY, most, loss_at(dense["losses"], STEPS))
@@ -82,7 +91,7 @@ class LossRun:
         return found
 
 
-def wanted(tasks: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -> list[LossRun]:
+def wanted(tasks: Sequence[str], methods: Sequence[str], seeds: Sequence[int], are_long: bool = False) -> list[LossRun]:
     """Return the runs that the curves of some methods take, in the order of seeds; dense is the first of each."""
     curves = [METHODS[name].trained_as for name in methods if METHODS[name].front_end != NONE]
     runs = []
@@ -90,5 +99,5 @@ def wanted(tasks: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -
         for task in tasks:
             for name in dict.fromkeys([BASELINE, *curves]):
                 plans = sorted((BUILD / "plans" / task).glob(f"{name}-*.json")) if METHODS[name].searches else [None]
-                runs += [LossRun(task, name, seed, plan) for plan in plans]
+                runs += [LossRun(task, name, seed, plan, are_long) for plan in plans]
     return runs

@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.time_to_accuracy.rivals import averaging_adamw, torch_post_local
 from hvd_compress.frontends.local.outer import Outer, averaging, diloco
 from hvd_compress.optim import DeMo, OneBitAdam
 
@@ -19,7 +20,7 @@ Parameters = Iterable[torch.nn.Parameter]
 MakeOptimizer = Callable[[Parameters], torch.optim.Optimizer]
 
 HOROVOD, OURS_IN_DDP, DDP, NONE = "Horovod's optimizer", "our hook in DDP", "DDP alone", "nothing"
-LOCAL = "local steps"
+LOCAL, TORCHFT = "local steps", "torchft"
 """Front ends: what exchanges the gradients in the lab."""
 
 
@@ -31,7 +32,7 @@ class Method:
         name: in files and on the command line.
         label: in tables.
         build: of a `Compression`, what a front end takes. Of DDP alone: gives a DDP model its hook. Of local steps:
-            returns what LocalSteps takes by name.
+            returns what LocalSteps takes by name. Of torchft: whether it is DiLoCo.
         front_end: in the lab.
         curve: the method whose loss against steps is this one's, as the arithmetic is the same up to the order of
             sums; its own by default.
@@ -50,6 +51,11 @@ class Method:
     bucket_mb: float | None = None
     optimizer: MakeOptimizer | None = None
     turn: int = 1
+
+    @property
+    def is_rival(self) -> bool:
+        """Whether it is of others."""
+        return self.front_end in (DDP, TORCHFT) or self.name.startswith("horovod")
 
     @property
     def trained_as(self) -> str:
@@ -98,6 +104,20 @@ def local(every: int, delay: int = 0, by: str = "int4", outer: Outer = averaging
     return Method(name if by == "int4" else f"{name}-{by}", label, build, LOCAL, turn=every)
 
 
+def torchft(every: int, is_diloco: bool = False) -> Method:
+    """Return torchft's LocalSGD or DiLoCo, in fp32, as it is on CPUs."""
+    name, outer = ("DiLoCo", "-diloco") if is_diloco else ("LocalSGD", "")
+    curve = f"local{every}{outer}-dense"
+    return Method(f"torchft{every}{outer}", f"torchft {name}, {every}", lambda c: is_diloco, TORCHFT, curve, turn=every)
+
+
+def post_local(every: int) -> Method:
+    """Return torch's post-local SGD, whose every step is local."""
+    averaging_each = partial(averaging_adamw, every=every)
+    label, curve = f"torch's post-local SGD, {every}", f"local{every}-dense"
+    return Method(f"post-local{every}", label, torch_post_local, DDP, curve, optimizer=averaging_each, turn=every)
+
+
 REFERENCE = "horovod"
 """What all times are divided by, in the same round."""
 BASELINE = "dense"
@@ -111,6 +131,9 @@ METHODS = {
         Method("ddp", "DDP dense", lambda model: None, DDP, curve="dense"),
         Method("ddp-fp16", "DDP, fp16 hook", torch_fp16, DDP, curve="fp16"),
         Method("ddp-powersgd", "DDP, PowerSGD hook, rank 4", torch_powersgd, DDP, bucket_mb=200),
+        *(torchft(every) for every in (8, 32)),
+        torchft(30, is_diloco=True),
+        *(post_local(every) for every in (8, 32)),
         Method("alone", "no exchange: what a step computes", lambda model: None, NONE),
         Method("dense", "`dense()`", lambda c: c.dense()),
         Method("fp16", "`fp16`, in DDP", lambda c: c.fp16, OURS_IN_DDP),
@@ -122,6 +145,8 @@ METHODS = {
             "int4-ddp-1mb", "`int4()`, in DDP, bucket_cap_mb=1", lambda c: c.int4(), OURS_IN_DDP, "int4", bucket_mb=1
         ),
         Method("ddp-1mb", "DDP dense, bucket_cap_mb=1", lambda model: None, DDP, "dense", bucket_mb=1),
+        Method("int3", "`int3()`", lambda c: c.int3()),
+        Method("five", "`int2(levels=5)`", lambda c: c.int2(levels=5)),
         Method("int2", "`int2()`", lambda c: c.int2()),
         Method("powersgd", "`powersgd(4)`", lambda c: c.powersgd(4)),
         Method("powersgd-int8", '`powersgd(4, factors="int8")`', lambda c: c.powersgd(4, factors="int8")),
@@ -156,11 +181,12 @@ METHODS = {
         Method("onebit-adam", "1-bit Adam, warm-up of 60", lambda c: c.momentum(0.9, 60), optimizer=onebit_adam),
         *(local(every) for every in (2, 4, 8, 16, 32)),
         *(local(every, by="int2") for every in (4, 8, 16)),
-        *(local(every, by="dense") for every in (8, 16)),
+        *(local(every, by="dense") for every in (8, 16, 32)),
         *(local(every, delay, by="int2") for every, delay in ((4, 2), (8, 2))),
         *(local(every, delay) for every, delay in ((4, 2), (8, 4), (16, 4), (32, 4), (32, 16))),
         local(16, 2, fragments=4),
         *(local(every, outer=diloco) for every in (8, 30)),
+        local(30, by="dense", outer=diloco),
         Method("auto", "`auto()`", lambda c: c.auto(), searches=True),
         Method("auto-ddp", "`auto()`, in DDP", lambda c: c.auto(), OURS_IN_DDP, searches=True),
     )

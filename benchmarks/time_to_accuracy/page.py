@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from statistics import fmean
+import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.frame.page import interval_cell, table
 from benchmarks.time_to_accuracy.figures import EVERY, GOALS, SHOWN, STEPS, Figures, Ratio, Steps
 from benchmarks.time_to_accuracy.lab import NETWORKS
-from benchmarks.time_to_accuracy.methods import BASELINE, CLAIMS, METHODS, REFERENCE
+from benchmarks.time_to_accuracy.losses import LONG, LONG_EVERY
+from benchmarks.time_to_accuracy.methods import BASELINE, CLAIMS, LOCAL, METHODS, REFERENCE
 from benchmarks.time_to_accuracy.tasks import RANKS, TASKS
-from hvd_compress.frontends.local.auto import CANDIDATES, Measured
+from hvd_compress.cost.local_steps import COUNTS, LocalStepsCost
 
 HEAD = """\
 # Time to a given loss
@@ -65,6 +68,12 @@ CLAIMED = """\
 Loss above dense's of the same seeds after {steps} steps, in nats. "As dense": at most {close} above it. "Does not
 converge": it is still above dense's loss after {early} steps. Each with the settings above, tuned for no method.
 """
+LOCAL_HEAD = """\
+## The soonest of local steps
+
+To dense's loss of the transformer after {steps} steps. "Met" without more: (bound - mean) * sqrt(seeds) is at least the
+standard deviation of seeds.
+"""
 AUTO = """\
 ## What every="auto" takes
 
@@ -73,6 +82,8 @@ steps, and a cosine of {cosine} between what two ranks move in a step, as the tr
 tried.
 """
 COSINE, MOST_TRIED = 0.05, 4
+LOCAL_BOUNDS = {"100mbit-5ms": 0.24, "20mbit-20ms": 0.08}
+"""By network: what local steps may take, in units of Horovod dense's time."""
 BESIDE = {"auto": "int4", "auto-ddp": "int4-ddp"}
 """By method that searches, the one that was trained in the same job, and is the best where networks are slow."""
 CLOSE, EARLY = 0.02, SHOWN[0]
@@ -95,8 +106,8 @@ def page(figures: Figures) -> str:
         parts += [_about(figures, task)]
         parts += [_headline(figures, task, goal) for goal in reversed(GOALS) if figures.networks(task)]
         parts += [_seconds(figures, task)] if figures.networks(task) else []
-        parts += [_losses(figures, task), _searches(figures, task), _trainings(figures, task)]
-    parts += [_claims(figures), _bounds(figures), _chosen(figures)]
+        parts += [_losses(figures, task), _long(figures, task), _searches(figures, task), _trainings(figures, task)]
+    parts += [_claims(figures), _bounds(figures), _local(figures), _chosen(figures)]
     return "\n\n".join(part.strip() for part in parts if part) + "\n\n" + HOW.format(every=EVERY)
 
 
@@ -141,6 +152,50 @@ def _bounds(figures: Figures) -> str:
     return "## Bounds\n\n" + title + table(["rival", "network", "int4 / rival", "at most", ""], rows, words=2)
 
 
+def _local(figures: Figures) -> str:
+    """Return the soonest of local steps, next to what was to be reached, and to the nearest rival."""
+    rows = []
+    for network in figures.networks(BOUNDED):
+        reached = [
+            name
+            for name in figures.methods(BOUNDED, network)
+            if figures.steps(BOUNDED, figures.curve(name, network), STEPS).reached
+        ]
+        ours = [name for name in reached if METHODS[name].front_end == LOCAL]
+        rivals = [name for name in reached if METHODS[name].is_rival or name == "demo"]
+        if not ours or not rivals:
+            continue
+
+        def taken(name: str, network: str = network) -> float:
+            return figures.seconds_to(BOUNDED, network, name, STEPS)
+
+        best, rival = min(ours, key=taken), min(rivals, key=taken)
+        found = figures.time_ratio(BOUNDED, network, best, STEPS)
+        bound = LOCAL_BOUNDS.get(network)
+        seeds = figures.steps(BOUNDED, best, STEPS).by_seed
+        rows.append(
+            [
+                *(NETWORKS[network].label, METHODS[best].label, _interval(found), len(seeds)),
+                *(("", "") if bound is None else (f"{bound:.2f}", _said(found.value, seeds, bound))),
+                *(METHODS[rival].label, f"{taken(rival) / taken(best):.1f}"),
+            ]
+        )
+    if not rows:
+        return ""
+    head = ["network", "soonest", "of Horovod dense", "seeds", "at most", "", "nearest rival", "takes as long, times"]
+    return LOCAL_HEAD.format(steps=STEPS) + "\n" + table(head, rows, words=2)
+
+
+def _said(ratio: float, seeds: Sequence[float], bound: float) -> str:
+    """Return whether a bound is met, and whether by more than seeds differ."""
+    if ratio > bound:
+        return "missed"
+    if len(seeds) < 2:
+        return "met by one seed"
+    spread = ratio * stdev(seeds) / fmean(seeds)
+    return "met" if (bound - ratio) * math.sqrt(len(seeds)) >= spread else "met within the spread of seeds"
+
+
 def _chosen(figures: Figures) -> str:
     """Return the steps between exchanges that every="auto" takes, by its own arithmetic, next to the best that was
     tried."""
@@ -149,7 +204,7 @@ def _chosen(figures: Figures) -> str:
         tried = {
             METHODS[name].turn: figures.seconds_to(BOUNDED, network, name, STEPS)
             for name in figures.methods(BOUNDED, network)
-            if name in {f"local{every}" for every in CANDIDATES} | {"int4"}
+            if name in {f"local{every}" for every in COUNTS} | {"int4"}
             and figures.steps(BOUNDED, figures.curve(name, network), STEPS).reached
         }
         if len(tried) < MOST_TRIED or "alone" not in figures.timed(BOUNDED, network):
@@ -157,7 +212,7 @@ def _chosen(figures: Figures) -> str:
         step_s = figures.step_s(BOUNDED, network, "alone")
         few = min(every for every in tried if every > 1)
         exchange_s = (figures.step_s(BOUNDED, network, f"local{few}") - step_s) * few
-        found = Measured(step_s, exchange_s, 1, 0, COSINE, RANKS)
+        found = LocalStepsCost(step_s, exchange_s, COSINE, RANKS)
         chosen, best = min(tried, key=found.cost), min(tried, key=tried.__getitem__)
         rows.append([NETWORKS[network].label, step_s, exchange_s, chosen, best, tried[chosen] / tried[best]])
     if not rows:
@@ -232,6 +287,25 @@ def _losses(figures: Figures, task: str) -> str:
         rows.append([_called(curve), len(by_seed), *losses, _spread(above, "+.3f"), *steps])
     title = "Validation loss in nats, and steps, the mean over seeds, in brackets the least and the largest:\n\n"
     return title + table(head, rows)
+
+
+def _long(figures: Figures, task: str) -> str:
+    """Return the losses of long trainings."""
+    kept = figures.kept.get("long", {}).get(task, {})
+    rows, at = [], [LONG // 4 * quarter // LONG_EVERY - 1 for quarter in range(1, 5)]
+    for curve, by_seed in kept.items():
+        losses = [_spread([own[place] for own in by_seed.values()]) for place in at]
+        above = [own[at[-1]] - kept[BASELINE][seed][at[-1]] for seed, own in by_seed.items()]
+        rows.append([_called(curve), len(by_seed), *losses, _spread(above, "+.3f")])
+    if not rows:
+        return ""
+    head = [
+        "method",
+        "seeds",
+        *(f"loss after {LONG_EVERY * (place + 1):,}" for place in at),
+        f"against dense after {LONG:,}",
+    ]
+    return "Long trainings, validation loss in nats:\n\n" + table(head, rows)
 
 
 def _searches(figures: Figures, task: str) -> str:

@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from benchmarks.time_to_accuracy.figures import STEPS, Figures, smoothed
 from benchmarks.time_to_accuracy.lab import NETWORKS
-from benchmarks.time_to_accuracy.methods import DDP, LOCAL, METHODS, Method
+from benchmarks.time_to_accuracy.methods import LOCAL, METHODS, Method
 from benchmarks.time_to_accuracy.tasks import TASKS
 
 MARKERS = ("", "o", "^", "s")
@@ -60,11 +60,10 @@ def _goal(figures: Figures, task: str) -> float:
 
 
 def _style(method: Method) -> dict[str, Any]:
-    is_rival = method.front_end == DDP or method.name.startswith("horovod")
-    rivals = [name for name in METHODS if METHODS[name].front_end == DDP or name.startswith("horovod")]
+    rivals = [name for name in METHODS if METHODS[name].is_rival]
     local = [name for name in METHODS if METHODS[name].front_end == LOCAL]
     ours = [name for name in METHODS if name not in rivals and name not in local]
-    if is_rival:
+    if method.name in rivals:
         shades = ("#000000", "#777777", "#1f4e9e", "#5f8fd8", "#9ab8e8")
         return {"color": shades[rivals.index(method.name) % len(shades)], "linestyle": "--", "linewidth": 1.4}
     if method.name in local:

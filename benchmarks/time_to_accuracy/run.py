@@ -22,7 +22,7 @@ import click
 from benchmarks.time_to_accuracy import gather, lab
 from benchmarks.time_to_accuracy.figures import EVERY, GOALS, STEPS, Figures, loss_at, steps_to
 from benchmarks.time_to_accuracy.lab import NETWORKS
-from benchmarks.time_to_accuracy.losses import MOST, LossRun, wanted
+from benchmarks.time_to_accuracy.losses import LONG, MOST, LossRun, wanted
 from benchmarks.time_to_accuracy.methods import BASELINE, METHODS, REFERENCE
 from benchmarks.time_to_accuracy.page import page as markdown
 from benchmarks.time_to_accuracy.picture import draw
@@ -57,9 +57,10 @@ def main() -> None:
 @_methods
 @click.option("--seeds", default="1,2,3", show_default=True)
 @click.option("--most", default=MOST, show_default=True, help="Steps after which a slow method is given up.")
-def loss(tasks: str, methods: str, seeds: str, most: int) -> None:
+@click.option("--long", "are_long", is_flag=True, help=f"Train for {LONG} steps, whatever loss is reached.")
+def loss(tasks: str, methods: str, seeds: str, most: int, are_long: bool) -> None:
     """Train with 4 ranks in process, without a network."""
-    runs = wanted(tasks.split(","), methods.split(","), [int(seed) for seed in seeds.split(",")])
+    runs = wanted(tasks.split(","), methods.split(","), [int(seed) for seed in seeds.split(",")], are_long)
     missing = [run for run in runs if run.finished(most) is None]
     click.echo(f"{len(runs)} runs, {len(missing)} of them to do")
     start = time.monotonic()

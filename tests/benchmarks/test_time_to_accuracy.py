@@ -98,6 +98,29 @@ def test_what_auto_takes_stands_next_to_the_best_of_those_tried() -> None:
     assert "| 20 Mbit/s, 20 ms | 0.4 | 1.6 | 32 | 32 | 1 |" in page.page(figures.Figures(found))
 
 
+def test_the_soonest_of_local_steps_stands_next_to_its_bound_and_the_nearest_rival() -> None:
+    found = made_up()
+    timed = found["seconds"]["language"]["20mbit-20ms"]
+    for name, slope, share in (("local4", 0.008, 0.05), ("local8-dense", 0.0075, 0.2)):
+        found["losses"]["language"][name] = {"1": [loss for _, loss in falling(slope)]}
+        timed[name if name == "local4" else "torchft8"] = [share * each for each in (1.0, 2.0, 3.0)]
+    text = page.page(figures.Figures(found))
+    assert (
+        "`every=4`, `int4()` | 0.06 (0.06 to 0.06) | 1 | 0.08 | met by one seed | torchft LocalSGD, 8 | 4.3 |" in text
+    )
+    found["losses"]["language"]["local4"] |= {"2": [loss for _, loss in falling(0.004)]}
+    assert "| 0.09 (0.06 to 0.12) | 2 | 0.08 | missed |" in page.page(figures.Figures(found))
+    found["losses"]["language"]["local4"] |= {"2": [loss for _, loss in falling(0.0078)]}
+    assert "| 2 | 0.08 | met | torchft" in page.page(figures.Figures(found))
+
+
+def test_long_trainings_have_a_table() -> None:
+    found = made_up()
+    losses = [10 - 0.1 * n for n in range(1, 21)]
+    found["long"] = {"language": {"dense": {"1": losses}, "local8": {"1": [loss + 0.01 for loss in losses]}}}
+    assert "| `every=8`, `int4()` | 1 | 9.510 | 9.010 | 8.510 | 8.010 | +0.010 |" in page.page(figures.Figures(found))
+
+
 def test_figures_are_read_as_they_were_written() -> None:
     assert json.loads(gather.dumps(made_up())) == made_up()
 
