@@ -182,7 +182,7 @@ def block_quantize(
     residual: int,
     out: int,
     n: int,
-    bits: int,
+    most: int,
     block: int,
     fit: int,
     random: bool,
@@ -194,7 +194,7 @@ def block_quantize(
     /,
 ) -> None: ...
 def block_sum(
-    sources: list[tuple[int, int]], n: int, bits: int, block: int, weight: float, out: int, out_dtype: int, /
+    sources: list[tuple[int, int]], n: int, most: int, block: int, weight: float, out: int, out_dtype: int, /
 ) -> bool: ...
 def block_sum_quantize(
     own: int,
@@ -203,7 +203,7 @@ def block_sum_quantize(
     place: int,
     rest: int,
     n: int,
-    bits: int,
+    most: int,
     block: int,
     fit: int,
     random: bool,

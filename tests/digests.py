@@ -54,6 +54,8 @@ REQUESTS = {
     "int8": Request(BlockQuantizer(8), "alltoall-allgather"),
     "int4": Request(BlockQuantizer(4), "allgather"),
     "int4-stochastic": Request(BlockQuantizer(4, stochastic=True), "alltoall-allgather"),
+    "int3": Request(BlockQuantizer(3), "allgather"),
+    "five-levels": Request(BlockQuantizer(2.5), "alltoall-allgather"),
     "int2": Request(BlockQuantizer(2, 128), "alltoall-allgather"),
     "onebit": Request(OneBit(128), "alltoall-allgather"),
     "natural": Request(Natural(), "allgather"),

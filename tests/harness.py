@@ -50,6 +50,8 @@ COMPRESSORS: dict[str, Compressor] = {
     "int8": BlockQuantizer(8),
     "int4": BlockQuantizer(4),
     "int4-stochastic": BlockQuantizer(4, stochastic=True),
+    "int3": BlockQuantizer(3),
+    "five-levels": BlockQuantizer(2.5, 128),
     "int2": BlockQuantizer(2, 128),
     "onebit": OneBit(64),
     "onebit-magnitude": OneBit(64, means=1),

@@ -155,7 +155,8 @@ def _numbers(x: Inputs) -> Tensors:
 
 def _blocks(x: Inputs) -> Tensors:
     """Its residual is fp32; sometimes there are more sources than a launch takes along."""
-    form = native.BlockFormat((8, 4, 2, 2)[x.k % 4], (64, 128, 1024)[x.k % 3], ("max", "ternary")[x.k % 4 == 3])
+    which = x.k // 2 % 6
+    form = native.BlockFormat((8, 4, 3, 2.5, 2, 2)[which], (64, 128, 1024)[x.k % 3], ("max", "ternary")[which == 5])
     key = native.RandomKey(x.k, 3, 5) if x.k % 2 else None
     residual = x.copy(x.residual, torch.float32)
     out, rest = x.out(residual), x.memory(x.numel, torch.float32)

@@ -73,6 +73,8 @@ FORMS: dict[str, tuple[native.BlockFormat, native.RandomKey | None]] = {
     "4 bits": (native.BlockFormat(4), None),
     "4 bits at random": (native.BlockFormat(4), native.RandomKey(1, 2, 3)),
     "8 bits": (native.BlockFormat(8), None),
+    "3 bits": (native.BlockFormat(3), None),
+    "2.5 bits": (native.BlockFormat(2.5), None),
     "2 bits": (native.BlockFormat(2), None),
     "2 bits, ternary": (native.BlockFormat(2, fit="ternary"), None),
 }

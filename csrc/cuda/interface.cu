@@ -23,7 +23,7 @@ Array array(void* data, int dtype) { return {data, static_cast<DType>(dtype)}; }
 Fault fault_of(void* first, int tag) {
     return {static_cast<unsigned long long*>(first), static_cast<std::uint16_t>(tag)};
 }
-BlockFormat format_of(int bits, std::int64_t block, int fit) { return {bits, block, static_cast<BlockFit>(fit)}; }
+BlockFormat format_of(int most, std::int64_t block, int fit) { return {most, block, static_cast<BlockFit>(fit)}; }
 int code(Status status) { return static_cast<int>(status); }
 
 }  // namespace
@@ -187,30 +187,30 @@ HVD_COMPRESS_EXPORT int hvd_compress_quantize_add(const std::uint8_t* packed, co
 }
 
 HVD_COMPRESS_EXPORT int hvd_compress_block_quantize(const void* grad, int grad_dtype, const void* residual, void* out,
-                                                    std::int64_t n, int bits, std::int64_t block, int fit, int random,
+                                                    std::int64_t n, int most, std::int64_t block, int fit, int random,
                                                     std::uint64_t seed, std::uint32_t step, std::uint32_t bucket,
                                                     std::uint8_t* codes, std::uint16_t* units, void* stream) {
     const RandomKey key{seed, step, bucket};
     return code(cuda::block_quantize(const_array(grad, grad_dtype), const_array(residual, 0), array(out, 0), n,
-                                     format_of(bits, block, fit), random != 0 ? &key : nullptr, codes, units, stream));
+                                     format_of(most, block, fit), random != 0 ? &key : nullptr, codes, units, stream));
 }
 
 // Sources and others lie in the host's memory; what they point to, in the device's.
-HVD_COMPRESS_EXPORT int hvd_compress_block_sum(const BlockCodes* sources, int count, std::int64_t n, int bits,
+HVD_COMPRESS_EXPORT int hvd_compress_block_sum(const BlockCodes* sources, int count, std::int64_t n, int most,
                                                std::int64_t block, float weight, void* out, int out_dtype,
                                                std::int32_t* finite, void* stream) {
     return code(
-        cuda::block_sum(sources, count, n, format_of(bits, block, 0), weight, array(out, out_dtype), finite, stream));
+        cuda::block_sum(sources, count, n, format_of(most, block, 0), weight, array(out, out_dtype), finite, stream));
 }
 
 HVD_COMPRESS_EXPORT int hvd_compress_block_sum_quantize(const void* own, int own_dtype, const BlockCodes* others,
-                                                        int count, int place, void* rest, std::int64_t n, int bits,
+                                                        int count, int place, void* rest, std::int64_t n, int most,
                                                         std::int64_t block, int fit, int random, std::uint64_t seed,
                                                         std::uint32_t step, std::uint32_t bucket, std::uint8_t* codes,
                                                         std::uint16_t* units, void* stream) {
     const RandomKey key{seed, step, bucket};
     return code(cuda::block_sum_quantize(const_array(own, own_dtype), others, count, place, array(rest, 0), n,
-                                         format_of(bits, block, fit), random != 0 ? &key : nullptr, codes, units,
+                                         format_of(most, block, fit), random != 0 ? &key : nullptr, codes, units,
                                          stream));
 }
 

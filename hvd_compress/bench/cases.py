@@ -105,7 +105,7 @@ def _signs_and_levels(
 
 KEY = native.RandomKey(1, 2, 3)
 BLOCKS: dict[str, tuple[native.BlockFormat, native.RandomKey | None]] = {
-    **{str(bits): (native.BlockFormat(bits), None) for bits in (8, 4, 2)},
+    **{str(bits): (native.BlockFormat(bits), None) for bits in (8, 4, 3, 2.5, 2)},
     "4-random": (native.BlockFormat(4), KEY),
     "2-ternary": (native.BlockFormat(2, fit="ternary"), None),
 }
@@ -116,7 +116,7 @@ def _blocks(grad: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, resto
         run = bind(native.block_quantize, grad, residual, form, key=key, into=_block_memory(form, grad.numel()))
         peer = bind(peers.block_quantize, _whole(grad, form), _whole(residual, form), form)
         yield Case(f"block_quantize/{name}", None, run, peer, restore)
-    for name in ("8", "4", "2"):
+    for name in ("8", "4", "3", "2.5", "2"):
         form, _ = BLOCKS[name]
         sent = [native.block_quantize(grad.roll(101 * rank), None, form) for rank in range(RANKS)]
         wide = [_wide(codes, form, grad.numel()) for codes in sent]

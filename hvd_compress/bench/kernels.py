@@ -28,9 +28,9 @@ _BOUNDS: dict[tuple[str, float | None], float] = {
     ("scatter_lists", 0.01): 1.5,
     ("gain_curve", None): 1.5,
     ("quantize_accumulate/8", None): 2.5,
-    **{(f"block_quantize/{form}", None): 1.8 for form in ("8", "4", "2", "4-random")},
-    **{(f"block_sum/{form}", None): 1.3 for form in ("8", "4", "2")},
-    **{(f"block_sum_quantize/{form}", None): 2.0 for form in ("8", "4", "2", "4-random")},
+    **{(f"block_quantize/{form}", None): 1.8 for form in ("8", "4", "3", "2.5", "2", "4-random")},
+    **{(f"block_sum/{form}", None): 1.3 for form in ("8", "4", "3", "2.5", "2")},
+    **{(f"block_sum_quantize/{form}", None): 2.0 for form in ("8", "4", "3", "2.5", "2", "4-random")},
 }
 
 

@@ -88,7 +88,7 @@ def block_sum_quantize(own: torch.Tensor, others: Wide, form: native.BlockFormat
 
 
 def _rounded(rows: torch.Tensor, form: native.BlockFormat) -> object:
-    units = rows.abs().amax(1, keepdim=True) / (2 ** (form.bits - 1) - 1)
+    units = rows.abs().amax(1, keepdim=True) / form.most
     whole = (rows / units).round()
     rows -= whole * units
     return whole.to(torch.int8), units

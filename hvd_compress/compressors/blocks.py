@@ -21,13 +21,21 @@ from hvd_compress.payload import Payload
 
 @dataclass(frozen=True)
 class BlockQuantizer(Requantizer):
-    """Whole numbers of 8, 4 or 2 bits, in units of a bf16 scale for each block of elements.
+    """Whole numbers of few bits, in units of a bf16 scale for each block of elements.
 
-    With error feedback an element v of a block is sent as the nearest of -levels..levels times the scale, which is the
-    largest magnitude of the block / levels: 127, 7 or 1. With 2 bits the scale is that of Ternary Weight Networks (Li
-    and Liu 2016): the mean of the magnitudes above 0.7 times the mean magnitude; what lies below is sent as 0. A code
-    times its scale is exact in fp32, and with 8 and 4 bits so is what is left: residual + transmitted = corrected, to
-    the last bit. With 2 bits what is left is rounded to fp32.
+    With error feedback an element v of a block is sent as the nearest of -most..most times the scale, which is the
+    largest magnitude of the block / most. With 2 bits the scale is that of Ternary Weight Networks (Li and Liu 2016):
+    the mean of the magnitudes above 0.7 times the mean magnitude; what lies below is sent as 0. A code times its scale
+    is exact in fp32, and with more than 2 bits so is what is left: residual + transmitted = corrected, to the last bit.
+    With 2 bits what is left is rounded to fp32.
+
+    | bits | most | whole numbers |
+    | ---: | ---: | ---: |
+    | 8 | 127 | 255 |
+    | 4 | 7 | 15 |
+    | 3 | 3 | 7 |
+    | 2.5 | 2 | 5, four of which share 10 bits |
+    | 2 | 1 | 3 |
 
     Without error feedback rounding is random and right on average (QSGD, Alistarh et al. 2017, Section 3, with the
     largest magnitude as norm): by a counter, keyed by seed, step, bucket, rank and shard.
@@ -35,20 +43,20 @@ class BlockQuantizer(Requantizer):
     Bytes: (bits + 16 / block) / 8 an element.
 
     Attributes:
-        bits: 8, 4 or 2.
+        bits: 8, 4, 3, 2.5 or 2.
         block: elements that share a scale, a power of two from 64 to 1024.
         stochastic: round at random instead of error feedback.
         seed: of the random numbers, the same on all ranks.
     """
 
-    bits: int
+    bits: float
     block: int = 64
     stochastic: bool = False
     seed: int = 0
     kind = "quantiser"
     source = "Alistarh et al. 2017; 2 bits: Li and Liu 2016"
     message_bytes = MESSAGE_BYTES
-    functions: ClassVar = {"int8": {"bits": 8}, "int4": {"bits": 4}, "int2": {"bits": 2}}
+    functions: ClassVar = {name: {"bits": bits} for name, bits in (("int8", 8), ("int4", 4), ("int3", 3), ("int2", 2))}
 
     def __post_init__(self) -> None:
         check_whole("block", self.block, 64, 1024, hint="an int, and a power of two")

@@ -10,7 +10,6 @@ import torch
 from hvd_compress.errors import ConfigError, MismatchError, located
 from hvd_compress.native.checks import (
     check_apart,
-    check_bits,
     check_tensor,
     checked_float,
     checked_int,
@@ -26,6 +25,8 @@ MAX_BLOCK = 1024
 MAX_SOURCES = 1024
 """Payloads that one call adds."""
 FITS = ("max", "ternary")
+MOST = {8: 127, 4: 7, 3: 3, 2.5: 2, 2: 1}
+"""By bits of an element, the largest whole number that it may be; four of 2.5 bits share 10."""
 
 
 @dataclass(frozen=True)
@@ -33,27 +34,33 @@ class BlockFormat:
     """How elements are rounded, and how they lie in memory (csrc/include/hvd_compress/blocks.hpp says it exactly).
 
     Attributes:
-        bits: 2, 4 or 8 for each element.
+        bits: 8, 4, 3, 2.5 or 2 for each element, which is one of 255, 15, 7, 5 or 3 whole numbers.
         block: elements that share a unit, a power of two from 64 to 1024.
         fit: how a unit is found: "max", so that no element lies beyond the largest code; "ternary", with 2 bits, the
             mean of the magnitudes above 0.7 times the mean magnitude (Li and Liu 2016).
     """
 
-    bits: int
+    bits: float
     block: int = 64
     fit: str = "max"
 
     def __post_init__(self) -> None:
-        check_bits(self.bits)
+        if isinstance(self.bits, bool) or self.bits not in MOST:
+            raise ConfigError(f"bits = {self.bits!r} is not 8, 4, 3, 2.5 or 2")
         block = checked_int("block", self.block, GROUP, MAX_BLOCK)
         if block & (block - 1):
             raise ConfigError(f"block = {block} is not a power of two, {GROUP} to {MAX_BLOCK}")
         if self.fit not in FITS or (self.fit == "ternary" and self.bits != 2):
             raise ConfigError(f"fit = {self.fit!r} with {self.bits} bits: it is 'max', or 'ternary' with 2 bits")
 
+    @property
+    def most(self) -> int:
+        """The largest whole number that an element may be."""
+        return MOST[self.bits]
+
     def code_bytes(self, numel: int) -> int:
         """Return the bytes of the codes of so many elements."""
-        return -(-numel // GROUP) * 8 * self.bits
+        return -(-numel // GROUP) * int(8 * self.bits)
 
     def blocks(self, numel: int) -> int:
         """Return how many blocks, and units, so many elements have."""
@@ -146,7 +153,7 @@ def block_sum(
     written("out", out)
     prepare(like=out)
     finite: bool | torch.Tensor = on(out).block_sum(
-        addresses, out.numel(), format.bits, format.block, weight, out.data_ptr(), CODES[out.dtype]
+        addresses, out.numel(), format.most, format.block, weight, out.data_ptr(), CODES[out.dtype]
     )
     return finite
 
@@ -232,7 +239,7 @@ def _addresses(
 
 
 def _settings(format: BlockFormat) -> tuple[int, int, int]:
-    return format.bits, format.block, FITS.index(format.fit)
+    return format.most, format.block, FITS.index(format.fit)
 
 
 def _key(key: RandomKey | None) -> tuple[bool, int, int, int]:

@@ -427,9 +427,9 @@ def test_more_elements_than_int32_reaches(tmp_path: Path) -> None:
         lambda n: _native.magnitude_curve(0, 0, n, 0, 0, 0, 2**40),
         lambda n: _native.quantize_accumulate(0, 0, 0, 0, 0, n, 8, 0, 1, 2, 3, 0, 0, 0, 2**40),
         lambda n: _native.quantize_add(0, 0, 0, 0, n, 8, 1.0),
-        lambda n: _native.block_quantize(0, 0, 0, 0, n, 8, 64, 0, False, 1, 2, 3, 0, 0),
-        lambda n: _native.block_sum([(0, 0)], n, 8, 64, 1.0, 0, 0),
-        lambda n: _native.block_sum_quantize(0, 0, [(0, 0)], 0, 0, n, 8, 64, 0, False, 1, 2, 3, 0, 0),
+        lambda n: _native.block_quantize(0, 0, 0, 0, n, 127, 64, 0, False, 1, 2, 3, 0, 0),
+        lambda n: _native.block_sum([(0, 0)], n, 127, 64, 1.0, 0, 0),
+        lambda n: _native.block_sum_quantize(0, 0, [(0, 0)], 0, 0, n, 127, 64, 0, False, 1, 2, 3, 0, 0),
         lambda n: _native.elias_fano_encode(0, 1, n, 0),
         lambda n: _native.elias_fano_decode(0, 1, n, 0, 0, 2**40),
         lambda n: _native.decode_attention(
@@ -483,11 +483,11 @@ def test_launchers_refuse_what_they_have_no_code_for() -> None:
         lambda: _native.elias_fano_encode(0, 5, 4, 0),  # more indices than elements
         lambda: _native.elias_fano_decode(0, 5, 4, 0, 0, 2**40),
         lambda: _native.elias_fano_decode(0, -1, 4, 0, 0, 2**40),
-        lambda: _native.block_quantize(0, 0, 0, 0, 4, 3, 64, 0, False, 1, 2, 3, 0, 0),
-        lambda: _native.block_quantize(0, 0, 0, 0, 4, 8, 96, 0, False, 1, 2, 3, 0, 0),
-        lambda: _native.block_quantize(0, 0, 0, 0, 4, 4, 64, 1, False, 1, 2, 3, 0, 0),
-        lambda: _native.block_sum([], 4, 8, 64, 1.0, 0, 0),
-        lambda: _native.block_sum_quantize(0, 0, [(0, 0)], 2, 0, 4, 8, 64, 0, False, 1, 2, 3, 0, 0),
+        lambda: _native.block_quantize(0, 0, 0, 0, 4, 5, 64, 0, False, 1, 2, 3, 0, 0),
+        lambda: _native.block_quantize(0, 0, 0, 0, 4, 127, 96, 0, False, 1, 2, 3, 0, 0),
+        lambda: _native.block_quantize(0, 0, 0, 0, 4, 7, 64, 1, False, 1, 2, 3, 0, 0),
+        lambda: _native.block_sum([], 4, 127, 64, 1.0, 0, 0),
+        lambda: _native.block_sum_quantize(0, 0, [(0, 0)], 2, 0, 4, 127, 64, 0, False, 1, 2, 3, 0, 0),
     ):
         with pytest.raises(RuntimeError, match="a size is negative"):
             refused()

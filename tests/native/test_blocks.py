@@ -27,13 +27,17 @@ from tests.native.cases import (
 from tests.native.test_quantize import philox
 
 FORMATS = st.one_of(
-    st.builds(BlockFormat, st.sampled_from([2, 4, 8]), st.sampled_from([64, 128, 1024])),
+    st.builds(BlockFormat, st.sampled_from([2, 2.5, 3, 4, 8]), st.sampled_from([64, 128, 1024])),
     st.builds(BlockFormat, st.just(2), st.sampled_from([64, 256]), st.just("ternary")),
 )
 KEYS = st.one_of(
     st.none(),
     st.builds(RandomKey, st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
 )
+
+
+LEVELS = {8: 127, 4: 7, 3: 3, 2.5: 2, 2: 1}
+BASES = {3: 8, 2.5: 5}
 
 
 def random_bits(n: int, key: RandomKey) -> torch.Tensor:
@@ -62,7 +66,7 @@ def sum_of_lanes(rows: torch.Tensor) -> torch.Tensor:
 
 def quantized(v: torch.Tensor, form: BlockFormat, key: RandomKey | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The whole numbers (n,) int64 and units (blocks,) bf16 of v (n,) fp32."""
-    n, blocks, levels = v.numel(), form.blocks(v.numel()), 2 ** (form.bits - 1) - 1
+    n, blocks, levels = v.numel(), form.blocks(v.numel()), LEVELS[form.bits]
     rows = torch.zeros(blocks * form.block)
     rows[:n] = v
     rows = rows.view(blocks, form.block)
@@ -98,9 +102,17 @@ def quantized(v: torch.Tensor, form: BlockFormat, key: RandomKey | None) -> tupl
     return q.reshape(-1)[:n].long(), units
 
 
-def unpacked(codes: torch.Tensor, bits: int, n: int) -> torch.Tensor:
+def unpacked(codes: torch.Tensor, bits: float, n: int) -> torch.Tensor:
     """Whole numbers (n,); what pads the last group must be 0."""
-    groups = codes.view(-1, 8 * bits).long()
+    groups = codes.view(-1, int(8 * bits)).long()
+    if bits in BASES:
+        wide = int(4 * bits) - 8  # bits above the lowest byte
+        above = torch.stack([groups[:, 16:] >> at & (1 << wide) - 1 for at in range(0, 8, wide)], 2).flatten(1)
+        digits = [(groups[:, :16] + above * 256) // BASES[bits] ** part % BASES[bits] for part in range(4)]
+        numbers = torch.stack(digits, 1).reshape(-1) - LEVELS[bits]
+        assert not numbers[n:].any()
+        return numbers[:n]
+    bits = int(bits)
     parts = [groups >> part * bits & (1 << bits) - 1 for part in range(8 // bits)]
     numbers = torch.stack(parts, 1).reshape(-1)
     assert not numbers[n:].any()
@@ -221,9 +233,7 @@ def test_one_that_is_not_finite_is_seen_by_who_receives(value: float, form: Bloc
     assert_same(residual, torch.where(torch.arange(200) // 64 == 1, grad, residual))
 
 
-@pytest.mark.parametrize(
-    "form", [BlockFormat(8), BlockFormat(4), BlockFormat(2), BlockFormat(2, fit="ternary")], ids=str
-)
+@pytest.mark.parametrize("form", [*map(BlockFormat, LEVELS), BlockFormat(2, fit="ternary")], ids=str)
 def test_one_huge_element_is_sent_and_the_others_wait(form: BlockFormat) -> None:
     grad, residual = torch.full((64,), 1e-3), torch.zeros(64)
     grad[5] = 1e30
@@ -234,8 +244,8 @@ def test_one_huge_element_is_sent_and_the_others_wait(form: BlockFormat) -> None
     assert residual.count_nonzero() >= 63
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_random_rounding_is_right_on_average(bits: int) -> None:
+@pytest.mark.parametrize("bits", list(LEVELS))
+def test_random_rounding_is_right_on_average(bits: float) -> None:
     """Five standard deviations of a number between two levels, over as many draws as there are blocks."""
     n, form = 20_000, BlockFormat(bits)
     x = torch.zeros(64)
@@ -243,15 +253,15 @@ def test_random_rounding_is_right_on_average(bits: int) -> None:
     x = x.repeat(n)
     sent = torch.empty_like(x)
     native.block_sum([native.block_quantize(x, None, form, key=RandomKey(1, 2, 3))], sent, form, 1.0)
-    tolerance = 5 / (2 ** (bits - 1) - 1) / 2 / math.sqrt(n)
+    tolerance = 5 / LEVELS[bits] / 2 / math.sqrt(n)
     torch.testing.assert_close(sent.view(n, 64).mean(0), x[:64], rtol=2**-16, atol=tolerance)
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_random_rounding_does_not_cut_the_largest(bits: int) -> None:
+@pytest.mark.parametrize("bits", list(LEVELS))
+def test_random_rounding_does_not_cut_the_largest(bits: float) -> None:
     """Rounded to nearest, a unit may lie below the largest / levels by 2^-9 of it: the largest is cut in each draw."""
     n, form = 20_000, BlockFormat(bits)
-    levels = 2 ** (bits - 1) - 1
+    levels = LEVELS[bits]
     x = torch.zeros(64)
     x[0] = levels * (1 + 2**-8 - 2**-16)
     sent = torch.empty(64 * n)
@@ -299,7 +309,8 @@ def test_another_key_draws_other_numbers() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"bits": 3}, "bits = 3"),
+        ({"bits": 5}, "bits = 5"),
+        ({"bits": True}, "bits = True"),
         ({"bits": 4, "block": 32}, "block = 32"),
         ({"bits": 4, "block": 96}, "block = 96"),
         ({"bits": 4, "block": 2048}, "block = 2048"),

@@ -59,10 +59,10 @@ KERNELS: dict[str, Callable[[], object]] = {
         G, 0, R, O, 0, N, 8, 0, 1, 2, 3, Q, S, W, WORKSPACE.numel()
     ),
     "quantize_add": lambda: _native.quantize_add(Q, S, O, 0, N, 8, 0.0),
-    "block_quantize": lambda: _native.block_quantize(G, 0, R, O, N, 8, 64, 0, True, 1, 2, 3, Q, UNITS.data_ptr()),
-    "block_sum": lambda: _native.block_sum([SENT, SENT], N, 8, 64, 0.5, O, 0),
+    "block_quantize": lambda: _native.block_quantize(G, 0, R, O, N, 127, 64, 0, True, 1, 2, 3, Q, UNITS.data_ptr()),
+    "block_sum": lambda: _native.block_sum([SENT, SENT], N, 127, 64, 0.5, O, 0),
     "block_sum_quantize": lambda: _native.block_sum_quantize(
-        G, 0, [SENT, SENT], 1, O, N, 8, 64, 0, False, 0, 0, 0, Q, UNITS.data_ptr()
+        G, 0, [SENT, SENT], 1, O, N, 127, 64, 0, False, 0, 0, 0, Q, UNITS.data_ptr()
     ),
     "elias_fano_encode": lambda: _native.elias_fano_encode(I, K, N, Q),
     "elias_fano_decode": lambda: _native.elias_fano_decode(CODE, K, N, Q, W, WORKSPACE.numel()),

@@ -1,5 +1,8 @@
 #include "kernels.hpp"
 
+#include <cstring>
+#include <type_traits>
+
 #include "../isa/accumulate.hpp"
 #include "../quantize/philox.hpp"
 
@@ -24,10 +27,10 @@ inline Unit stored(float unit, bool up, std::uint32_t above, std::uint16_t* plac
 }
 
 // The unit of a block of `numel` elements, filled up with zeros to whole vectors.
-inline Unit unit_of_largest(const float* v, std::int64_t vectors, int bits, bool up, std::uint16_t* place) {
+inline Unit unit_of_largest(const float* v, std::int64_t vectors, int most, bool up, std::uint16_t* place) {
     Isa::Words largest = Isa::all_words(0);
     for (std::int64_t i = 0; i < vectors; ++i) largest = Isa::larger(largest, Isa::keys(Isa::load(v + i * kLanes)));
-    return stored(from_bits(Isa::largest(largest)) / static_cast<float>(quantize_levels(bits)), up, 0, place);
+    return stored(from_bits(Isa::largest(largest)) / static_cast<float>(most), up, 0, place);
 }
 
 inline Unit ternary_unit(const float* v, std::int64_t vectors, std::int64_t numel, std::uint16_t* place) {
@@ -49,43 +52,102 @@ inline Unit ternary_unit(const float* v, std::int64_t vectors, std::int64_t nume
 enum class Rounding { kNearest, kRandom, kTernary };
 
 // The whole numbers of one vector; `random`, of 16 bits, for kRandom.
-template <Rounding rounding, int bits>
+template <Rounding rounding, int most>
 inline Isa::Words whole_numbers(Isa::Vec v, const Unit& unit, Isa::Words random) {
-    constexpr int levels = quantize_levels(bits);
     if constexpr (rounding == Rounding::kTernary) {
         return Isa::with_sign(Isa::ones_from(v, unit.above), v);
     } else if constexpr (rounding == Rounding::kNearest) {
-        // A unit is rounded by at most 2^-8 of itself, so that the largest is below levels + 1/2.
-        static_assert(levels * 0x1p-8 < 0.499);
+        // A unit is rounded by at most 2^-8 of itself, so that the largest is below most + 1/2.
+        static_assert(most * 0x1p-8 < 0.499);
         return Isa::to_nearest(Isa::multiply(v, Isa::all(unit.inverse)));
     } else {
         const auto units = Isa::multiply(Isa::multiply(Isa::absolute(v), Isa::all(unit.inverse)), Isa::all(0x1p16f));
-        const Isa::Words most = Isa::all_words(static_cast<std::uint32_t>(levels) << 16);
-        const Isa::Words random_units = Isa::sum(Isa::smaller(Isa::truncated(units), most), random);
+        const Isa::Words limit = Isa::all_words(static_cast<std::uint32_t>(most) << 16);
+        const Isa::Words random_units = Isa::sum(Isa::smaller(Isa::truncated(units), limit), random);
         return Isa::with_sign(Isa::upper_halves(random_units), v);
     }
 }
 
-template <Rounding rounding, int bits>
+// Calls `body` with a constant for the largest code.
+template <class Body>
+inline auto by_most(int most, Body body) {
+    switch (most) {
+        case 127:
+            return body(std::integral_constant<int, 127>{});
+        case 7:
+            return body(std::integral_constant<int, 7>{});
+        case 3:
+            return body(std::integral_constant<int, 3>{});
+        case 2:
+            return body(std::integral_constant<int, 2>{});
+        default:
+            return body(std::integral_constant<int, 1>{});
+    }
+}
+
+template <Rounding rounding, int most>
 inline Unit unit_of(const float* v, std::int64_t numel, std::uint16_t* place) {
     const std::int64_t vectors = divided_up(numel, kBlockGroup) * kVectors;
     if constexpr (rounding == Rounding::kTernary) {
         return ternary_unit(v, vectors, numel, place);
     } else {
-        return unit_of_largest(v, vectors, bits, rounding == Rounding::kRandom, place);
+        return unit_of_largest(v, vectors, most, rounding == Rounding::kRandom, place);
     }
 }
 
+// The number of each lane of a group, in digits.
+template <int most>
+inline Isa::Words number_of(const Isa::Words (&q)[kVectors]) {
+    const auto digit = [&](int part) { return Isa::sum(q[part], Isa::all_words(most)); };
+    Isa::Words number = digit(kVectors - 1);
+    for (int part = kVectors - 2; part >= 0; --part) {
+        if constexpr (digit_base(most) == 8) {
+            number = Isa::sum(Isa::shift_left<3>(number), digit(part));
+        } else {
+            number = Isa::sum(Isa::sum(Isa::shift_left<2>(number), number), digit(part));
+        }
+    }
+    return number;
+}
+
+// The lowest `bits` of each of 8 bytes, close together; and back.
 template <int bits>
+inline std::uint64_t gather_bits(std::uint64_t bytes) {
+    bytes = (bytes | bytes >> (8 - bits)) & (bits == 4 ? 0x00ff00ff00ff00ffu : 0x000f000f000f000fu);
+    bytes = (bytes | bytes >> (16 - 2 * bits)) & (bits == 4 ? 0x0000ffff0000ffffu : 0x000000ff000000ffu);
+    return (bytes | bytes >> (32 - 4 * bits)) & (bits == 4 ? 0xffffffffu : 0xffffu);
+}
+template <int bits>
+inline std::uint64_t spread_bits(std::uint64_t close) {
+    close = (close | close << (32 - 4 * bits)) & (bits == 4 ? 0x0000ffff0000ffffu : 0x000000ff000000ffu);
+    close = (close | close << (16 - 2 * bits)) & (bits == 4 ? 0x00ff00ff00ff00ffu : 0x000f000f000f000fu);
+    return (close | close << (8 - bits)) & (bits == 4 ? 0x0f0f0f0f0f0f0f0fu : 0x0303030303030303u);
+}
+
+template <int most>
+inline void pack_digits(const Isa::Words (&q)[kVectors], std::uint8_t* codes) {
+    constexpr int bits = bits_above_byte(most);
+    const Isa::Words number = number_of<most>(q);
+    std::uint64_t above[2];
+    Isa::store_bytes(codes, number);
+    Isa::store_bytes(reinterpret_cast<std::uint8_t*>(above), Isa::shift_right<8>(number));
+    const std::uint64_t close = gather_bits<bits>(above[0]) | gather_bits<bits>(above[1]) << 8 * bits;
+    std::memcpy(codes + kLanes, &close, 2 * bits);
+}
+
+template <int most>
 inline void pack(const Isa::Words (&q)[kVectors], std::uint8_t* codes) {
-    const Isa::Words low = Isa::all_words((1u << bits) - 1);
-    if constexpr (bits == 8) {
+    if constexpr (has_digits(most)) {
+        pack_digits<most>(q, codes);
+    } else if constexpr (most == 127) {
         Isa::store_bytes(codes, q[0], q[1]);
         Isa::store_bytes(codes + 2 * kLanes, q[2], q[3]);
-    } else if constexpr (bits == 4) {
+    } else if constexpr (most == 7) {
+        const Isa::Words low = Isa::all_words(15);
         Isa::store_bytes(codes, Isa::bit_or(Isa::bit_and(q[0], low), Isa::shift_left<4>(q[2])),
                          Isa::bit_or(Isa::bit_and(q[1], low), Isa::shift_left<4>(q[3])));
     } else {
+        const Isa::Words low = Isa::all_words(3);
         const Isa::Words first = Isa::bit_or(Isa::bit_and(q[0], low), Isa::shift_left<2>(Isa::bit_and(q[1], low)));
         const Isa::Words second = Isa::bit_or(Isa::bit_and(q[2], low), Isa::shift_left<2>(q[3]));
         Isa::store_bytes(codes, Isa::bit_or(first, Isa::shift_left<4>(second)));
@@ -104,7 +166,7 @@ inline void draw(std::int64_t pair, const RandomKey& key, Isa::Words (&words)[kV
 }
 
 // Quantises group `number` of all, v; what is lost goes to `rest`, which may be v. `words` are those of its pair.
-template <Rounding rounding, int bits>
+template <Rounding rounding, int most>
 inline void quantize_group(const float* v, std::int64_t number, const Unit& unit, const BlockTarget& target,
                            const Isa::Words (&words)[kVectors], float* rest, bool past_caches) {
     Isa::Words q[kVectors], random = Isa::all_words(0);
@@ -116,7 +178,7 @@ inline void quantize_group(const float* v, std::int64_t number, const Unit& unit
             if constexpr (rounding == Rounding::kRandom) {
                 random = number % 2 == 0 ? Isa::upper_halves(words[part]) : Isa::lower_halves(words[part]);
             }
-            q[part] = whole_numbers<rounding, bits>(corrected, unit, random);
+            q[part] = whole_numbers<rounding, most>(corrected, unit, random);
             left = Isa::subtract(corrected, Isa::multiply(Isa::to_floats(q[part]), Isa::all(unit.unit)));
         }
         if (past_caches) {
@@ -125,7 +187,7 @@ inline void quantize_group(const float* v, std::int64_t number, const Unit& unit
             Isa::store(rest + part * kLanes, left);
         }
     }
-    pack<bits>(q, target.codes + number * 8 * bits);
+    pack<most>(q, target.codes + number * block_group_bytes(most));
 }
 
 // Divided by a block's size: that is a power of two, and dividing takes as long as half a group.
@@ -142,7 +204,7 @@ inline void prefetch(const T* group) {
 // The blocks of a place: `read(i, count, v)` fills v with `count` elements from the i-th on, `ahead(i)` prefetches a
 // group of them. As a unit takes long to come by, those of several blocks are computed before the first is used; and as
 // no memory is read meanwhile, the processor is asked to bring what comes next.
-template <Rounding rounding, int bits, class Read, class Ahead>
+template <Rounding rounding, int most, class Read, class Ahead>
 inline void quantize_by(Place place, const BlockTarget& target, Read read, Ahead ahead) {
     alignas(64) float v[kMaxBlock];
     Unit units[kMaxBlock / kBlockGroup];
@@ -155,7 +217,7 @@ inline void quantize_by(Place place, const BlockTarget& target, Read read, Ahead
         read(i, numel, v);
         for (std::int64_t j = numel; j < groups * kBlockGroup; ++j) v[j] = 0.0f;
         for (std::int64_t start = 0; start < numel; start += size) {
-            units[start >> shift] = unit_of<rounding, bits>(v + start, start + size < numel ? size : numel - start,
+            units[start >> shift] = unit_of<rounding, most>(v + start, start + size < numel ? size : numel - start,
                                                             target.units + ((i + start) >> shift));
         }
         for (std::int64_t group = 0; group < groups; ++group) {
@@ -165,7 +227,7 @@ inline void quantize_by(Place place, const BlockTarget& target, Read read, Ahead
             const std::int64_t start = group * kBlockGroup;
             if (i + kMaxBlock + start < place.end) ahead(i + kMaxBlock + start);
             const bool direct = target.rest != nullptr && start + kBlockGroup <= numel;
-            quantize_group<rounding, bits>(v + start, i / kBlockGroup + group, units[start >> shift], target, words,
+            quantize_group<rounding, most>(v + start, i / kBlockGroup + group, units[start >> shift], target, words,
                                            direct ? target.rest + i + start : v + start, direct && target.past_caches);
         }
         if (target.rest == nullptr) continue;
@@ -174,18 +236,18 @@ inline void quantize_by(Place place, const BlockTarget& target, Read read, Ahead
     if (target.past_caches) Isa::fence();
 }
 
-template <int bits, class Read, class Ahead>
+template <int most, class Read, class Ahead>
 inline void quantize_place(Place place, const BlockTarget& target, Read read, Ahead ahead) {
-    if constexpr (bits == 2) {
+    if constexpr (most == 1) {
         if (target.format.fit == BlockFit::kTernary) {
-            return quantize_by<Rounding::kTernary, bits>(place, target, read, ahead);
+            return quantize_by<Rounding::kTernary, most>(place, target, read, ahead);
         }
     }
-    if (target.key != nullptr) return quantize_by<Rounding::kRandom, bits>(place, target, read, ahead);
-    quantize_by<Rounding::kNearest, bits>(place, target, read, ahead);
+    if (target.key != nullptr) return quantize_by<Rounding::kRandom, most>(place, target, read, ahead);
+    quantize_by<Rounding::kNearest, most>(place, target, read, ahead);
 }
 
-template <class G, int bits>
+template <class G, int most>
 void quantize_of(const G* g, const float* residual, Place place, const BlockTarget& target) {
     const auto read = [&](std::int64_t i, std::int64_t count, float* v) {
         const std::int64_t last = count / kLanes * kLanes;
@@ -199,7 +261,7 @@ void quantize_of(const G* g, const float* residual, Place place, const BlockTarg
             for (std::int64_t j = last; j < count; ++j) v[j] = residual[i + j] + to_float(g[i + j]);
         }
     };
-    quantize_place<bits>(place, target, read, [&](std::int64_t i) {
+    quantize_place<most>(place, target, read, [&](std::int64_t i) {
         prefetch(g + i);
         if (residual != nullptr) prefetch(residual + i);
     });
@@ -207,10 +269,9 @@ void quantize_of(const G* g, const float* residual, Place place, const BlockTarg
 
 template <class G>
 void quantize(const void* grad, const float* residual, Place place, const BlockTarget& target) {
-    const G* g = static_cast<const G*>(grad);
-    if (target.format.bits == 8) return quantize_of<G, 8>(g, residual, place, target);
-    if (target.format.bits == 4) return quantize_of<G, 4>(g, residual, place, target);
-    quantize_of<G, 2>(g, residual, place, target);
+    by_most(target.format.most, [&](auto most) {
+        quantize_of<G, decltype(most)::value>(static_cast<const G*>(grad), residual, place, target);
+    });
 }
 
 // Before the first summand: -0 + x is x, the sign of zero included.
@@ -226,27 +287,60 @@ inline void add_codes(Isa::Words bytes, Isa::Vec unit, Isa::Vec& sum) {
     sum = Isa::add(sum, Isa::multiply(Isa::to_floats(bytes), unit));
 }
 
-// Adds q * u of the group with this number, in the block `block`, to `sum`.
-template <int bits>
-inline void add_group(const BlockCodes& source, std::int64_t group, std::int64_t block, Isa::Vec (&sum)[kVectors]) {
-    const auto unit = Isa::all(to_float(BFloat16{source.units[block]}));
-    const std::uint8_t* codes = source.codes + group * 8 * bits;
-    // Of few bits, a block's quantisation keeps the processor from asking for the codes behind it in time.
-    if constexpr (bits < 8) __builtin_prefetch(codes + kMaxBlock / kBlockGroup * 8 * bits);
-    constexpr int kVectorsOfBytes = bits / 2;
-    for (int part = 0; part < kVectorsOfBytes; ++part) {
-        const Isa::Words bytes = Isa::load_bytes(codes + part * kLanes);
-        add_codes<bits, 0>(bytes, unit, sum[part]);
-        if constexpr (bits == 4) add_codes<bits, 4>(bytes, unit, sum[part + 2]);
-        if constexpr (bits == 2) {
-            add_codes<bits, 2>(bytes, unit, sum[1]);
-            add_codes<bits, 4>(bytes, unit, sum[2]);
-            add_codes<bits, 6>(bytes, unit, sum[3]);
+// sum += q * u, where q are in digits.
+template <int most>
+inline void add_digits(const std::uint8_t* codes, Isa::Vec unit, Isa::Vec (&sum)[kVectors]) {
+    constexpr int bits = bits_above_byte(most);
+    std::uint64_t close = 0;
+    std::memcpy(&close, codes + kLanes, 2 * bits);
+    const std::uint64_t above[2] = {spread_bits<bits>(close & ((std::uint64_t{1} << 8 * bits) - 1)),
+                                    spread_bits<bits>(close >> 8 * bits)};
+    Isa::Words number = Isa::bit_or(Isa::bit_and(Isa::load_bytes(codes), Isa::all_words(0xff)),
+                                    Isa::shift_left<8>(Isa::load_bytes(reinterpret_cast<const std::uint8_t*>(above))));
+    const auto raised = Isa::all(static_cast<float>(most));
+    if constexpr (digit_base(most) == 8) {
+        for (int part = 0; part < kVectors; ++part) {
+            const auto q = Isa::subtract(Isa::to_floats(Isa::bit_and(number, Isa::all_words(7))), raised);
+            sum[part] = Isa::add(sum[part], Isa::multiply(q, unit));
+            number = Isa::shift_right<3>(number);
+        }
+    } else {
+        auto left = Isa::to_floats(number);
+        for (int part = 0; part < kVectors; ++part) {
+            // Of numbers below 1024 what is cut is the quotient, as fp32's 1/5 is above it by less than 2^-26.
+            const auto quotient = Isa::to_floats(Isa::truncated(Isa::multiply(left, Isa::all(0.2f))));
+            const auto digit = Isa::subtract(left, Isa::multiply(quotient, Isa::all(5.0f)));
+            sum[part] = Isa::add(sum[part], Isa::multiply(Isa::subtract(digit, raised), unit));
+            left = quotient;
         }
     }
 }
 
-template <class G, int bits>
+// Adds q * u of the group with this number, in the block `block`, to `sum`.
+template <int most>
+inline void add_group(const BlockCodes& source, std::int64_t group, std::int64_t block, Isa::Vec (&sum)[kVectors]) {
+    constexpr int kBytes = block_group_bytes(most), bits = kBytes / 8;
+    const auto unit = Isa::all(to_float(BFloat16{source.units[block]}));
+    const std::uint8_t* codes = source.codes + group * kBytes;
+    // Of few bits, a block's quantisation keeps the processor from asking for the codes behind it in time.
+    if constexpr (bits < 8) __builtin_prefetch(codes + kMaxBlock / kBlockGroup * kBytes);
+    if constexpr (has_digits(most)) {
+        add_digits<most>(codes, unit, sum);
+    } else {
+        for (int part = 0; part < bits / 2; ++part) {
+            const Isa::Words bytes = Isa::load_bytes(codes + part * kLanes);
+            add_codes<bits, 0>(bytes, unit, sum[part]);
+            if constexpr (bits == 4) add_codes<bits, 4>(bytes, unit, sum[part + 2]);
+            if constexpr (bits == 2) {
+                add_codes<bits, 2>(bytes, unit, sum[1]);
+                add_codes<bits, 4>(bytes, unit, sum[2]);
+                add_codes<bits, 6>(bytes, unit, sum[3]);
+            }
+        }
+    }
+}
+
+template <class G, int most>
 void sum_quantize_of(const G* own, const BlockSummands& summands, Place place, const BlockTarget& target) {
     const int shift = shift_of(target.format.block);
     const auto read = [&](std::int64_t i, std::int64_t count, float* v) {
@@ -254,38 +348,38 @@ void sum_quantize_of(const G* own, const BlockSummands& summands, Place place, c
             const std::int64_t group = (i + start) / kBlockGroup, block = (i + start) >> shift;
             Isa::Vec sum[kVectors];
             clear(sum);
-            for (int r = 0; r < summands.place; ++r) add_group<bits>(summands.others[r], group, block, sum);
+            for (int r = 0; r < summands.place; ++r) add_group<most>(summands.others[r], group, block, sum);
             for (int part = 0; part < kVectors; ++part) {
                 sum[part] = Isa::add(sum[part], load_until(own, i + start + part * kLanes, i + count));
             }
             for (int r = summands.place; r < summands.count; ++r) {
-                add_group<bits>(summands.others[r], group, block, sum);
+                add_group<most>(summands.others[r], group, block, sum);
             }
             for (int part = 0; part < kVectors; ++part) Isa::store(v + start + part * kLanes, sum[part]);
         }
     };
-    quantize_place<bits>(place, target, read, [&](std::int64_t i) {
+    quantize_place<most>(place, target, read, [&](std::int64_t i) {
         prefetch(own + i);
-        for (int r = 0; r < summands.count; ++r) __builtin_prefetch(summands.others[r].codes + i / 8 * bits);
+        for (int r = 0; r < summands.count; ++r)
+            __builtin_prefetch(summands.others[r].codes + i / kBlockGroup * block_group_bytes(most));
     });
 }
 
 template <class G>
 void sum_quantize(const void* data, const BlockSummands& summands, Place place, const BlockTarget& target) {
-    const G* own = static_cast<const G*>(data);
-    if (target.format.bits == 8) return sum_quantize_of<G, 8>(own, summands, place, target);
-    if (target.format.bits == 4) return sum_quantize_of<G, 4>(own, summands, place, target);
-    sum_quantize_of<G, 2>(own, summands, place, target);
+    by_most(target.format.most, [&](auto most) {
+        sum_quantize_of<G, decltype(most)::value>(static_cast<const G*>(data), summands, place, target);
+    });
 }
 
-template <int bits>
+template <int most>
 inline void sum_group(const BlockCodes* sources, int count, std::int64_t group, std::int64_t block,
                       Isa::Vec (&sum)[kVectors]) {
     clear(sum);
-    for (int r = 0; r < count; ++r) add_group<bits>(sources[r], group, block, sum);
+    for (int r = 0; r < count; ++r) add_group<most>(sources[r], group, block, sum);
 }
 
-template <class T, int bits>
+template <class T, int most>
 bool sum_of(const BlockCodes* sources, int count, std::int64_t size, float weight, T* out, Place place,
             bool past_caches) {
     const int shift = shift_of(size);
@@ -294,7 +388,7 @@ bool sum_of(const BlockCodes* sources, int count, std::int64_t size, float weigh
     const auto weights = Isa::all(weight);
     std::int64_t i = place.begin;
     for (; i + kBlockGroup <= place.end; i += kBlockGroup) {
-        sum_group<bits>(sources, count, i / kBlockGroup, i >> shift, sum);
+        sum_group<most>(sources, count, i / kBlockGroup, i >> shift, sum);
         for (int part = 0; part < kVectors; ++part) {
             const auto result = Isa::template rounded<T>(Isa::multiply(sum[part], weights));
             largest = Isa::larger(largest, Isa::keys(result));
@@ -310,7 +404,7 @@ bool sum_of(const BlockCodes* sources, int count, std::int64_t size, float weigh
     }
     if (i < place.end) {
         T some[kBlockGroup];
-        sum_group<bits>(sources, count, i / kBlockGroup, i >> shift, sum);
+        sum_group<most>(sources, count, i / kBlockGroup, i >> shift, sum);
         for (int part = 0; i + part * kLanes < place.end; ++part) {
             const auto result = Isa::template rounded<T>(Isa::multiply(sum[part], weights));
             const std::uint32_t lanes = valid(i + part * kLanes, place.end);
@@ -326,10 +420,10 @@ bool sum_of(const BlockCodes* sources, int count, std::int64_t size, float weigh
 template <class T>
 bool sum(const BlockCodes* sources, int count, BlockFormat format, float weight, void* data, Place place,
          bool past_caches) {
-    T* out = static_cast<T*>(data);
-    if (format.bits == 8) return sum_of<T, 8>(sources, count, format.block, weight, out, place, past_caches);
-    if (format.bits == 4) return sum_of<T, 4>(sources, count, format.block, weight, out, place, past_caches);
-    return sum_of<T, 2>(sources, count, format.block, weight, out, place, past_caches);
+    return by_most(format.most, [&](auto most) {
+        return sum_of<T, decltype(most)::value>(sources, count, format.block, weight, static_cast<T*>(data), place,
+                                                past_caches);
+    });
 }
 
 }  // namespace

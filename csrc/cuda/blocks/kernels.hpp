@@ -4,6 +4,8 @@
 // random word once, and its codes are whole words of memory: nothing but the fit of a unit needs other threads.
 #pragma once
 
+#include <type_traits>
+
 #include "../quantize/kernels.hpp"
 #include "hvd_compress/blocks.hpp"
 
@@ -46,22 +48,43 @@ HVD_COMPRESS_TILE void store(T* x, Spot spot, std::int64_t n, const Values& v) {
     }
 }
 
+template <bool whole>
+HVD_COMPRESS_TILE std::uint32_t load_word(const std::uint8_t* own) {
+    if constexpr (whole) return *reinterpret_cast<const std::uint32_t*>(own);
+    return own[0] | own[1] << 8 | own[2] << 16 | static_cast<std::uint32_t>(own[3]) << 24;
+}
+
+template <bool whole>
+HVD_COMPRESS_TILE void store_word(std::uint8_t* own, std::uint32_t word) {
+    if constexpr (whole) {
+        *reinterpret_cast<std::uint32_t*>(own) = word;
+    } else {
+        for (int j = 0; j < kWide; ++j) own[j] = static_cast<std::uint8_t>(word >> 8 * j);
+    }
+}
+
 // The codes of a thread: byte j of a word holds the j-th of its elements of one part or, above each other, of several.
-template <int bits>
-struct CodeWords {
-    static constexpr int kWords = bits / 2;
-    static constexpr std::uint32_t kMask = (1u << bits) - 1;
+template <int most>
+struct CodeBits {
+    static constexpr int kBits = block_group_bytes(most) / 8, kWords = kBits / 2;
+    static constexpr std::uint32_t kMask = (1u << kBits) - 1;
     std::uint32_t word[kWords];
 
-    static HVD_COMPRESS_TILE std::int64_t at(Spot spot, int w) { return spot.group * 8 * bits + w * kPart + spot.lane; }
-    static HVD_COMPRESS_TILE int shift(int part, int j) { return 8 * j + part / kWords * bits; }
+    static HVD_COMPRESS_TILE std::int64_t at(Spot spot, int w) {
+        return spot.group * 8 * kBits + w * kPart + spot.lane;
+    }
+    static HVD_COMPRESS_TILE int shift(int part, int j) { return 8 * j + part / kWords * kBits; }
 
+    HVD_COMPRESS_TILE void clear() {
+        HVD_COMPRESS_UNROLL
+        for (std::uint32_t& each : word) each = 0;
+    }
     HVD_COMPRESS_TILE void put(std::int32_t q, int part, int j) {
         word[part % kWords] |= (static_cast<std::uint32_t>(q) & kMask) << shift(part, j);
     }
-    // q as fp32: as the last bits of 2^23 its sum with 2^(bits - 1) is exact, and no unit for conversions is needed.
+    // q as fp32: as the last bits of 2^23 its sum with 2^(kBits - 1) is exact, and no unit for conversions is needed.
     HVD_COMPRESS_TILE float get(int part, int j) const {
-        constexpr std::uint32_t top = 1u << (bits - 1);
+        constexpr std::uint32_t top = 1u << (kBits - 1);
         const std::uint32_t raised = (word[part % kWords] >> shift(part, j) & kMask) ^ top;
         return from_bits(to_bits(0x1p23f) | raised) - (0x1p23f + static_cast<float>(top));
     }
@@ -69,28 +92,70 @@ struct CodeWords {
     template <bool whole>
     HVD_COMPRESS_TILE void load(const std::uint8_t* codes, Spot spot) {
         HVD_COMPRESS_UNROLL
-        for (int w = 0; w < kWords; ++w) {
-            const std::uint8_t* const own = codes + at(spot, w);
-            if constexpr (whole) {
-                word[w] = *reinterpret_cast<const std::uint32_t*>(own);
-            } else {
-                word[w] = own[0] | own[1] << 8 | own[2] << 16 | static_cast<std::uint32_t>(own[3]) << 24;
-            }
-        }
+        for (int w = 0; w < kWords; ++w) word[w] = load_word<whole>(codes + at(spot, w));
     }
     template <bool whole>
     HVD_COMPRESS_TILE void store(std::uint8_t* codes, Spot spot) const {
         HVD_COMPRESS_UNROLL
-        for (int w = 0; w < kWords; ++w) {
-            std::uint8_t* const own = codes + at(spot, w);
-            if constexpr (whole) {
-                *reinterpret_cast<std::uint32_t*>(own) = word[w];
-            } else {
-                for (int j = 0; j < kWide; ++j) own[j] = static_cast<std::uint8_t>(word[w] >> 8 * j);
-            }
-        }
+        for (int w = 0; w < kWords; ++w) store_word<whole>(codes + at(spot, w), word[w]);
     }
 };
+
+// The same in digits: a number of four parts for each of a thread's elements of one.
+template <int most>
+struct CodeDigits {
+    static constexpr int kBase = digit_base(most), kBits = bits_above_byte(most), kBytes = kWide * kBits / 8;
+    std::uint32_t number[kWide];
+
+    static HVD_COMPRESS_TILE constexpr std::uint32_t power(int part) {
+        std::uint32_t found = 1;
+        for (int k = 0; k < part; ++k) found *= kBase;
+        return found;
+    }
+    static HVD_COMPRESS_TILE std::int64_t at(Spot spot) { return spot.group * block_group_bytes(most) + spot.lane; }
+    static HVD_COMPRESS_TILE std::int64_t above_at(Spot spot) {
+        return spot.group * block_group_bytes(most) + kPart + spot.lane / kWide * kBytes;
+    }
+
+    HVD_COMPRESS_TILE void clear() {  // of zeros
+        HVD_COMPRESS_UNROLL
+        for (std::uint32_t& each : number) each = most * (power(0) + power(1) + power(2) + power(3));
+    }
+    HVD_COMPRESS_TILE void put(std::int32_t q, int part, int j) {
+        number[j] += static_cast<std::uint32_t>(q) * power(part);
+    }
+    HVD_COMPRESS_TILE float get(int part, int j) const {
+        const std::uint32_t digit = number[j] / power(part) % kBase;
+        return from_bits(to_bits(0x1p23f) | digit) - (0x1p23f + static_cast<float>(most));
+    }
+
+    template <bool whole>
+    HVD_COMPRESS_TILE void load(const std::uint8_t* codes, Spot spot) {
+        const std::uint32_t low = load_word<whole>(codes + at(spot));
+        std::uint32_t above = 0;
+        HVD_COMPRESS_UNROLL
+        for (int k = 0; k < kBytes; ++k) above |= static_cast<std::uint32_t>(codes[above_at(spot) + k]) << 8 * k;
+        HVD_COMPRESS_UNROLL
+        for (int j = 0; j < kWide; ++j) {
+            number[j] = (low >> 8 * j & 0xff) | (above >> kBits * j & ((1u << kBits) - 1)) << 8;
+        }
+    }
+    template <bool whole>
+    HVD_COMPRESS_TILE void store(std::uint8_t* codes, Spot spot) const {
+        std::uint32_t low = 0, above = 0;
+        HVD_COMPRESS_UNROLL
+        for (int j = 0; j < kWide; ++j) {
+            low |= (number[j] & 0xff) << 8 * j;
+            above |= number[j] >> 8 << kBits * j;
+        }
+        store_word<whole>(codes + at(spot), low);
+        HVD_COMPRESS_UNROLL
+        for (int k = 0; k < kBytes; ++k) codes[above_at(spot) + k] = static_cast<std::uint8_t>(above >> 8 * k);
+    }
+};
+
+template <int most>
+using Codes = std::conditional_t<has_digits(most), CodeDigits<most>, CodeBits<most>>;
 
 // v = residual + grad, or grad where there is no residual.
 template <class G>
@@ -110,20 +175,20 @@ struct FedBlocks {
     }
 };
 
-// What up to `most` ranks sent, of blocks of kBlockGroup << shift elements.
-template <int most>
+// What up to `capacity` ranks sent, of blocks of kBlockGroup << shift elements.
+template <int capacity>
 struct BlockSources {
-    BlockCodes source[most];
+    BlockCodes source[capacity];
     int count, shift;
 
     // Adds q * u of the sources begin..end-1 to v.
-    template <bool whole, int bits>
+    template <bool whole, int most>
     HVD_COMPRESS_TILE void add(int begin, int end, Spot spot, Values& v) const {
 #ifdef __CUDACC__
 #pragma unroll 2
 #endif
         for (int r = begin; r < end; ++r) {
-            CodeWords<bits> codes;
+            Codes<most> codes;
             codes.template load<whole>(source[r].codes, spot);
             const float unit = to_float(BFloat16{source[r].units[spot.group >> shift]});
             for_each_value(v, [&](float& x, int part, int j) { x += codes.get(part, j) * unit; });
@@ -137,10 +202,10 @@ HVD_COMPRESS_TILE void clear(Values& v) {
 }
 
 // v = own + others, own as the `place`-th summand.
-template <class G, int bits, int most>
+template <class G, int most, int capacity>
 struct SummedBlocks {
     const G* own;
-    BlockSources<most> others;
+    BlockSources<capacity> others;
     int place;
     float* out;
     std::int64_t n;
@@ -151,9 +216,9 @@ struct SummedBlocks {
         load<whole>(own, spot, n, mine);
         clear(v);
         if (whole || spot.group * kBlockGroup < n) {
-            others.template add<whole, bits>(0, place, spot, v);
+            others.template add<whole, most>(0, place, spot, v);
             for_each_value(v, [&](float& x, int part, int j) { x += mine[part][j]; });
-            others.template add<whole, bits>(place, others.count, spot, v);
+            others.template add<whole, most>(place, others.count, spot, v);
         }
         if (whole) return;
         for_each_value(v, [&](float& x, int part, int j) { x = spot.at(part) + j < n ? x : 0.0f; });
@@ -177,9 +242,9 @@ struct BlockTarget {
 
 HVD_COMPRESS_TILE std::uint32_t magnitude(float v) { return to_bits(v) & 0x7fffffffu; }
 
-template <int bits>
+template <int most>
 struct LargestFit {
-    static constexpr int kBits = bits, kResidentBlocks = 3;
+    static constexpr int kMost = most, kResidentBlocks = 3;
     struct Shared {
         std::uint32_t scratch[32];
     };
@@ -193,19 +258,17 @@ struct LargestFit {
             largest[t] = own;
         });
         block.largest_among(largest, kGroupThreads << target.shift, shared.scratch);
-        block.each([&](int t) {
-            unit[t].by = block_unit(from_bits(largest[t]) / static_cast<float>(quantize_levels(bits)), target.random);
-        });
+        block.each(
+            [&](int t) { unit[t].by = block_unit(from_bits(largest[t]) / static_cast<float>(most), target.random); });
     }
 
     static HVD_COMPRESS_TILE std::int32_t whole_number(float v, const Unit& unit, bool random, std::uint32_t bits16) {
-        constexpr std::int32_t levels = quantize_levels(bits);
         if (!random) {  // the last bits of 1.5 * 2^23 + x are x, rounded to nearest even
             const auto q = static_cast<std::int32_t>(to_bits(v * unit.by.inverse + 0x1.8p23f) - to_bits(0x1.8p23f));
-            return q > levels ? levels : q < -levels ? -levels : q;
+            return q > most ? most : q < -most ? -most : q;
         }
         const auto steps = static_cast<std::int32_t>(from_bits(magnitude(v)) * unit.by.inverse * 0x1p16f);
-        const auto limited = static_cast<std::uint32_t>(steps < levels << 16 ? steps : levels << 16);
+        const auto limited = static_cast<std::uint32_t>(steps < most << 16 ? steps : most << 16);
         const auto whole = static_cast<std::int32_t>((limited + bits16) >> 16);
         return v < 0.0f ? -whole : whole;
     }
@@ -213,7 +276,7 @@ struct LargestFit {
 
 // Sums in the order of the header: a thread for each lane of each block.
 struct TernaryFit {
-    static constexpr int kBits = 2, kResidentBlocks = 2;  // three would spill on sm_100
+    static constexpr int kMost = 1, kResidentBlocks = 2;  // three would spill on sm_100
     static constexpr int kMostLanes = kBlockTile / kBlockGroup * kPart;
     struct Shared {
         float magnitudes[kBlockTile];
@@ -327,13 +390,14 @@ struct QuantizeBlocks {
 
     template <bool whole>
     HVD_COMPRESS_TILE void write(Spot spot, Values& v, const Unit& unit) const {
-        CodeWords<Fit::kBits> codes{};
+        Codes<Fit::kMost> codes;
+        codes.clear();
         if (unit.by.sends) round(spot, v, unit, codes);
         codes.template store<whole>(target.codes, spot);
         if (source.out != nullptr) store<whole>(source.out, spot, target.n, v);
     }
 
-    HVD_COMPRESS_TILE void round(Spot spot, Values& v, const Unit& unit, CodeWords<Fit::kBits>& codes) const {
+    HVD_COMPRESS_TILE void round(Spot spot, Values& v, const Unit& unit, Codes<Fit::kMost>& codes) const {
         HVD_COMPRESS_UNROLL
         for (int j = 0; j < kWide; ++j) {
             std::uint32_t words[kParts] = {};
@@ -360,11 +424,11 @@ struct QuantizeBlocks {
     }
 };
 
-template <class T, int bits, int most>
+template <class T, int most, int capacity>
 struct SumBlocks {
     static constexpr int kThreads = kBlockThreads;
     struct Shared {};
-    BlockSources<most> sources;
+    BlockSources<capacity> sources;
     T* out;
     std::int64_t n;
     bool aligned;
@@ -389,7 +453,7 @@ struct SumBlocks {
     HVD_COMPRESS_TILE void sum(Spot spot) const {
         Values v;
         clear(v);
-        sources.template add<whole, bits>(0, sources.count, spot, v);
+        sources.template add<whole, most>(0, sources.count, spot, v);
         bool good = true;
         for_each_value(v, [&](float& x, int part, int j) {
             x = to_float(from_float<T>(x * weight));

@@ -41,9 +41,9 @@ bool are_words(const BlockCodes* sources, int count) {
     return std::all_of(sources, sources + count, [](const BlockCodes& source) { return are_words(source.codes); });
 }
 
-template <int most>
-BlockSources<most> sources_of(const BlockCodes* sources, int count, BlockFormat format) {
-    BlockSources<most> found{};
+template <int capacity>
+BlockSources<capacity> sources_of(const BlockCodes* sources, int count, BlockFormat format) {
+    BlockSources<capacity> found{};
     std::copy_n(sources, count, found.source);
     found.count = count;
     found.shift = shift_of(format);
@@ -56,15 +56,25 @@ struct Number {
 };
 
 template <class Body>
-Status dispatch_bits(int bits, const Body& body) {
-    if (bits == 8) return body(Number<8>{});
-    return bits == 4 ? body(Number<4>{}) : body(Number<2>{});
+Status dispatch_most(int most, const Body& body) {
+    switch (most) {
+        case 127:
+            return body(Number<127>{});
+        case 7:
+            return body(Number<7>{});
+        case 3:
+            return body(Number<3>{});
+        case 2:
+            return body(Number<2>{});
+        default:
+            return body(Number<1>{});
+    }
 }
 
 template <class Body>
 Status dispatch_fit(BlockFormat format, const Body& body) {
     if (format.fit == BlockFit::kTernary) return body(TernaryFit{});
-    return dispatch_bits(format.bits, [&](auto bits) { return body(LargestFit<decltype(bits)::value>{}); });
+    return dispatch_most(format.most, [&](auto most) { return body(LargestFit<decltype(most)::value>{}); });
 }
 
 template <class Body>
@@ -101,11 +111,11 @@ Status block_sum(const BlockCodes* sources, int count, std::int64_t n, BlockForm
         using T = typename decltype(tag)::Type;
         T* const target = static_cast<T*>(out.data);
         const bool aligned = is_aligned(target) && are_words(sources, count);
-        return dispatch_bits(format.bits, [&](auto bits) {
-            return dispatch_count(count, [&](auto most) {
-                constexpr int kMost = decltype(most)::value;
-                using Kernel = SumBlocks<T, decltype(bits)::value, kMost>;
-                launch(Kernel{sources_of<kMost>(sources, count, format), target, n, aligned, weight, finite},
+        return dispatch_most(format.most, [&](auto most) {
+            return dispatch_count(count, [&](auto capacity) {
+                constexpr int kCapacity = decltype(capacity)::value;
+                using Kernel = SumBlocks<T, decltype(most)::value, kCapacity>;
+                launch(Kernel{sources_of<kCapacity>(sources, count, format), target, n, aligned, weight, finite},
                        divided_up(n, kBlockTile), stream);
                 return launch_status();
             });
@@ -125,11 +135,11 @@ Status block_sum_quantize(ConstArray own, const BlockCodes* others, int count, i
         float* const left = static_cast<float*>(rest.data);
         const bool aligned = is_aligned(mine) && is_aligned(left) && are_words(codes) && are_words(others, count);
         return dispatch_fit(format, [&](auto fit) {
-            return dispatch_count(count, [&](auto most) {
-                constexpr int kMost = decltype(most)::value;
+            return dispatch_count(count, [&](auto capacity) {
+                constexpr int kCapacity = decltype(capacity)::value;
                 using Fit = decltype(fit);
-                using Source = SummedBlocks<G, Fit::kBits, kMost>;
-                const Source source{mine, sources_of<kMost>(others, count, format), place, left, n};
+                using Source = SummedBlocks<G, Fit::kMost, kCapacity>;
+                const Source source{mine, sources_of<kCapacity>(others, count, format), place, left, n};
                 launch(QuantizeBlocks<Source, Fit>{source, target, aligned}, divided_up(n, kBlockTile), stream);
                 return launch_status();
             });

@@ -70,7 +70,7 @@ def compress(
 
     Args:
         model: the root module.
-        compression: what a function of `Compression` returns. A reduce-scatter carries int8(), int4(), int2(),
+        compression: what a function of `Compression` returns. A reduce-scatter carries int8(), int4(), int3(), int2(),
             natural(), onebit(), bf16() and dense(); replicas also the others, but for policies other than auto().
         feedback: whether a reduce-scatter remembers what it loses, for 8 bytes an element of the whole model a rank;
             it alone decides, whatever the compression says.

@@ -10,7 +10,7 @@ from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.policies.reduce_scatter import ReduceScattered
 from hvd_compress.request.request import Request
 
-CARRIED = "int8(), int4(), int2(), natural(), bf16() or dense()"
+CARRIED = "int8(), int4(), int3(), int2(), natural(), bf16() or dense()"
 
 
 def for_replicas(request: Request, feedback: bool) -> Request:

@@ -30,6 +30,8 @@ def test_every_other_name_that_is_listed_is_one_of_plans(name: str) -> None:
     ("text", "meant"),
     [
         ("int4:block=128", Compression.int4(block=128)),
+        ("int3", Compression.int3()),
+        ("blocks:bits=2.5", Compression.int2(levels=5)),
         ("int8: stochastic = true , seed=3", Compression.int8(stochastic=True, seed=3)),
         *brought("NAMED"),
         ("bf16", Compression.bf16()),

@@ -11,6 +11,7 @@ import torch
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.collectives import Work, build
 from hvd_compress.collectives.requantize import shards
+from hvd_compress.compression import Compression
 from hvd_compress.compressors import BlockQuantizer, TopK
 from hvd_compress.compressors.blocks import mixed
 from hvd_compress.cost.paths import Path
@@ -20,6 +21,7 @@ from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.errors import ConfigError, PayloadError, UnsupportedError
 from hvd_compress.feedback.residual import Residual
 from hvd_compress.feedback.states import BucketState
+from hvd_compress.native import BlockFormat
 from hvd_compress.payload import Payload
 from hvd_compress.policies.fixed import decide
 from hvd_compress.request.request import Request
@@ -45,19 +47,20 @@ def test_results_of_16_bits_are_the_same_on_all_ranks(
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("bits", [8, 4])
-def test_what_is_not_applied_is_remembered(bits: int, size: int, path: str) -> None:
+@pytest.mark.parametrize("bits", [8, 4, 3, 2.5])
+def test_what_is_not_applied_is_remembered(bits: float, size: int, path: str) -> None:
     """Over all ranks: what was applied and what is left make up what was corrected, to the rounding of fp32 sums."""
     for numel in NUMELS:
         ranks = step(BlockQuantizer(bits), path, size, normal(numel))
         corrected = sum(seen.corrected.double() for seen in ranks)
         left = sum(seen.pending.double() for seen in ranks)
         applied = ranks[0].result.double() * size
-        torch.testing.assert_close(applied + left, corrected, rtol=0, atol=2.0**-20)
+        # What is sent of few levels is larger, and so is the last place of sums.
+        torch.testing.assert_close(applied + left, corrected, rtol=0, atol=2.0**-20 if bits >= 4 else 2.0**-19)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_nothing_is_lost_at_either_end(bits: int) -> None:
+@pytest.mark.parametrize("bits", [8, 4, 3, 2.5])
+def test_nothing_is_lost_at_either_end(bits: float) -> None:
     """Exactly: whole numbers are added without rounding, and halves as the scale, so that all bits can be followed."""
     size, numel = 4, 1000
 
@@ -70,7 +73,7 @@ def test_nothing_is_lost_at_either_end(bits: int) -> None:
     # The mean of four is a shift of the exponent, and every term has at most 24 bits.
     assert torch.equal(ranks[0].result.double() * size + left, corrected)
     for rank, part in enumerate(shards(numel, size, 64)):
-        unit = corrected[part].abs().max() / (2 ** (bits - 1) - 1)
+        unit = corrected[part].abs().max() / BlockFormat(bits).most
         assert 0 < ranks[rank].pending[part].abs().max() < unit, "the owner keeps what the second rounding lost"
 
 
@@ -89,8 +92,8 @@ def test_all_ranks_see_what_is_not_finite_on_one(bad: int, value: float, path: s
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("bits", [8, 4, 2])
-def test_zeros_denormals_and_one_huge_element(bits: int, path: str) -> None:
+@pytest.mark.parametrize("bits", [8, 4, 3, 2.5, 2])
+def test_zeros_denormals_and_one_huge_element(bits: float, path: str) -> None:
     for draw in (
         lambda rank: torch.zeros(130),
         lambda rank: torch.full((130,), 2.0**-140),
@@ -156,8 +159,10 @@ def test_ranks_and_shards_draw_different_numbers() -> None:
     assert all(0 <= number < 2**64 for number in numbers)
 
 
-@pytest.mark.parametrize(("bits", "numel"), [(8, 1_000_000), (4, 1_000_000), (2, 1_000_000)])
-def test_bytes_are_few(bits: int, numel: int) -> None:
+@pytest.mark.parametrize(
+    ("bits", "numel"), [(8, 1_000_000), (4, 1_000_000), (3, 1_000_000), (2.5, 1_000_000), (2, 1_000_000)]
+)
+def test_bytes_are_few(bits: float, numel: int) -> None:
     """At most (bits + 0.3) / 32 of dense's ring, headers included, as the engine counts."""
     for size in (2, 3, 4):
         ranks = step(BlockQuantizer(bits), "alltoall-allgather", size, normal(numel))
@@ -222,7 +227,7 @@ def test_a_collective_that_the_engine_lacks_is_refused_before_the_first_step() -
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"bits": 3}, "bits = 3"),
+        ({"bits": 5}, "bits = 5"),
         ({"bits": 4, "block": 100}, "block = 100"),
         ({"bits": 4, "block": "64"}, "block = '64'"),
         ({"bits": 4, "block": np.int64(64)}, r"block = .*64.* is not a whole number, .* an int, and a power of two"),
@@ -239,3 +244,9 @@ def test_bad_settings(arguments: dict[str, object], words: str) -> None:
 def test_only_what_can_be_summed_by_an_owner_goes_to_one() -> None:
     with pytest.raises(ConfigError, match="cannot carry"):
         build(TopK(0.1), Path("alltoall-allgather"))
+
+
+def test_levels_are_three_or_five() -> None:
+    assert [Compression.int2(levels=levels).compressor for levels in (3, 5)] == [BlockQuantizer(2), BlockQuantizer(2.5)]
+    with pytest.raises(ConfigError, match="levels = 4 is not 3 or 5"):
+        Compression.int2(levels=4)  # type: ignore[arg-type]

@@ -34,6 +34,8 @@ COMPRESSORS = {
     "efsign-bucket": EFSign(layerwise=False),
     "int8": BlockQuantizer(8),
     "int4-stochastic": BlockQuantizer(4, 128, stochastic=True),
+    "int3": BlockQuantizer(3),
+    "five-levels": BlockQuantizer(2.5),
     "int2": BlockQuantizer(2),
     "onebit": OneBit(128),
     "onebit-magnitude": OneBit(64, 1),

@@ -154,9 +154,9 @@ void quantize(const Layout& layout, Norm norm_kind, int bits, Kind kind, std::in
 
 // Without a residual, from more ranks than addresses travel with a small launch.
 void many_blocks(const Layout& layout, std::int64_t n) {
-    const BlockFormat format{4, 128, BlockFit::kMax};
+    const BlockFormat format{7, 128, BlockFit::kMax};
     const Tensor grad(layout.grad, drawn(n, Kind::kNormal, 1), layout.offset), sum(layout.wide, n, layout.offset);
-    const Device<std::uint8_t> codes(block_code_bytes(n, 4)), again(block_code_bytes(n, 4));
+    const Device<std::uint8_t> codes(block_code_bytes(n, 7)), again(block_code_bytes(n, 7));
     const Device<std::uint16_t> units(block_count(n, 128)), units_again(block_count(n, 128));
     const Device<std::int32_t> finite(1);
     const ConstArray nothing{nullptr, DType::kFloat32};
@@ -180,7 +180,7 @@ void blocks(const Layout& layout, BlockFormat format, bool random, Kind kind, st
     const Tensor out = layout.apart ? Tensor(DType::kFloat32, n, layout.offset) : residual;
     std::vector<BlockCodes> sources;
     for (int rank = 0; rank < kRanks; ++rank) {
-        const Device<std::uint8_t> codes(block_code_bytes(n, format.bits), layout.offset);
+        const Device<std::uint8_t> codes(block_code_bytes(n, format.most), layout.offset);
         const Device<std::uint16_t> units(block_count(n, format.block));
         check(cuda::block_quantize(grad.read(), residual.read(), out.write(), n, format, drawn_by, codes.data,
                                    units.data, nullptr));
@@ -194,7 +194,7 @@ void blocks(const Layout& layout, BlockFormat format, bool random, Kind kind, st
     check(cuda::block_sum(sources.data(), kRanks, n, format, 0.25f, sum.write(), finite.data, nullptr));
     sum.print("sum");
     finite.print("finite");
-    const Device<std::uint8_t> codes(block_code_bytes(n, format.bits), layout.offset);
+    const Device<std::uint8_t> codes(block_code_bytes(n, format.most), layout.offset);
     const Device<std::uint16_t> units(block_count(n, format.block));
     check(cuda::block_sum_quantize(grad.read(), sources.data(), kRanks, 1, out.write(), n, format, drawn_by, codes.data,
                                    units.data, nullptr));
@@ -342,11 +342,13 @@ std::vector<Case> all_cases() {
             add("accumulate/" + name, [=] { accumulate(layout, kind, kNumel); });
             for (const bool random : {false, true}) {
                 const std::string way = name + (random ? "/random" : "/nearest");
-                add("int8/" + way, [=] { blocks(layout, {8, 64, BlockFit::kMax}, random, kind, kNumel); });
-                add("int4/" + way, [=] { blocks(layout, {4, 512, BlockFit::kMax}, random, kind, kNumel); });
-                add("int2/" + way, [=] { blocks(layout, {2, 1024, BlockFit::kMax}, random, kind, kNumel); });
+                add("int8/" + way, [=] { blocks(layout, {127, 64, BlockFit::kMax}, random, kind, kNumel); });
+                add("int4/" + way, [=] { blocks(layout, {7, 512, BlockFit::kMax}, random, kind, kNumel); });
+                add("int3/" + way, [=] { blocks(layout, {3, 128, BlockFit::kMax}, random, kind, kNumel); });
+                add("five/" + way, [=] { blocks(layout, {2, 256, BlockFit::kMax}, random, kind, kNumel); });
+                add("int2/" + way, [=] { blocks(layout, {1, 1024, BlockFit::kMax}, random, kind, kNumel); });
             }
-            add("ternary/" + name, [=] { blocks(layout, {2, 256, BlockFit::kTernary}, false, kind, kNumel); });
+            add("ternary/" + name, [=] { blocks(layout, {1, 256, BlockFit::kTernary}, false, kind, kNumel); });
         }
         // Around the ends of what there is: no element, fewer than a warp has threads, none selected, all selected.
         for (const std::int64_t n : {0, 1, 31, 20011}) {
