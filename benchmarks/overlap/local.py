@@ -11,6 +11,7 @@ adds to a round, if it is waited for, which it does not add if it lands later.
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 
@@ -46,7 +47,7 @@ def main(count: int) -> None:
         replicas = [Replica(TASKS["language"], method) for method in KINDS.values()]
         for replica in replicas:
             window(replica.step, EVERY + EVERY // 2)  # the first exchange, and half a round
-        taken = [found for found, _ in zip(rounds([each.step for each in replicas], EVERY), range(count), strict=False)]
+        taken = list(itertools.islice(rounds([each.step for each in replicas], EVERY), count))
         if rank() == 0:
             append(BUILD / "overlap" / "local.jsonl", {"rounds": taken, "circumstances": circumstances()})
         say(f"{told()}\n{hvd.size()} hosts, {count} rounds\n\n{head(('', 'ms a step', 'of a plain loop', '95 %'))}")

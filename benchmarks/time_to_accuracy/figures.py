@@ -79,7 +79,8 @@ class Figures:
 
     Args:
         kept: `losses` by task, curve and seed, one every EVERY steps; `seconds` by task, network and method, one a
-            round, None where it took no part; `searches` and `trainings` by task, network and method.
+            round, None where it took no part; `long` as `losses`, one every LONG_EVERY steps; `searches` and
+            `trainings` by task, network and method.
     """
 
     def __init__(self, kept: dict[str, Any]) -> None:

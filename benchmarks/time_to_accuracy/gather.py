@@ -29,6 +29,7 @@ def merged(before: Kept, found: Kept) -> Kept:
     Losses that are there stay: other methods went on until they had reached that dense's, to its last digit.
     """
     kept: Kept = {**_over(before, found), "losses": _over(found["losses"], before["losses"])}
+    kept["long"] = _over(found.get("long", {}), before.get("long", {}))
     kept["circumstances"] = {
         half: [*earlier, *(each for each in found["circumstances"].get(half, []) if each not in earlier)]
         for half, earlier in before["circumstances"].items()

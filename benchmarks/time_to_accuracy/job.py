@@ -31,11 +31,12 @@ from benchmarks.time_to_accuracy.methods import (
     METHODS,
     NONE,
     OURS_IN_DDP,
+    POST_LOCAL,
     TORCHFT,
     MakeOptimizer,
     Method,
 )
-from benchmarks.time_to_accuracy.rivals import TorchftSteps
+from benchmarks.time_to_accuracy.rivals import TorchftSteps, averaging
 from benchmarks.time_to_accuracy.tasks import TASKS, Task
 from hvd_compress.local import LocalSteps
 from hvd_compress.request.request import Request
@@ -118,15 +119,23 @@ def _local(model: nn.Module, optimizer: MakeOptimizer, method: Method, plan: str
     return model, made, LocalSteps(made, model, **method.build(hvd.Compression)).averaged
 
 
+def _post_local(model: nn.Module, optimizer: MakeOptimizer, method: Method, plan: str | None) -> Trained:
+    wrapped = DistributedDataParallel(model, broadcast_buffers=False)  # else each step waits for a broadcast
+    method.build(wrapped)
+    return wrapped, averaging(optimizer(model.parameters()), method.turn), nullcontext
+
+
 def _torchft(model: nn.Module, optimizer: MakeOptimizer, method: Method, plan: str | None) -> Trained:
     made = optimizer(model.parameters())
-    made.torchft = TorchftSteps(model, made, method.name, method.turn, method.build(hvd.Compression))
+    made.torchft = TorchftSteps(  # lives as long as the optimizer
+        model, made, method.name, method.turn, method.build(hvd.Compression)
+    )
     return model, made, nullcontext
 
 
 FRONT_ENDS = {
     **{HOROVOD: _horovod, OURS_IN_DDP: _ours_in_ddp, DDP: _ddp, NONE: _none},
-    **{LOCAL: _local, TORCHFT: _torchft},
+    **{LOCAL: _local, TORCHFT: _torchft, POST_LOCAL: _post_local},
 }
 
 

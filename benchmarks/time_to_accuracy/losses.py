@@ -68,7 +68,10 @@ class LossRun:
         return found if found and found["asked"] == self.asked and found["most"] >= most else None
 
     def train(self, tell: Tell, most: int = MOST) -> dict[str, Any]:
-        """Train, and return and keep what was found. Dense of the same seed must have been trained before."""
+        """Train, and return and keep what was found.
+
+        Unless it is long, dense of the same seed must have been trained before.
+        """
         method, start = METHODS[self.method], time.monotonic()
         enough = Enough(LONG, LONG_EVERY) if self.is_long else Enough(STEPS + EVERY, EVERY)
         if self.method != BASELINE and not self.is_long:

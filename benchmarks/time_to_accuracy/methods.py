@@ -12,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.time_to_accuracy.rivals import averaging_adamw, torch_post_local
+from benchmarks.time_to_accuracy.rivals import HAS_TORCHFT, torch_post_local
 from hvd_compress.frontends.local.outer import Outer, averaging, diloco
 from hvd_compress.optim import DeMo, OneBitAdam
 
@@ -20,7 +20,7 @@ Parameters = Iterable[torch.nn.Parameter]
 MakeOptimizer = Callable[[Parameters], torch.optim.Optimizer]
 
 HOROVOD, OURS_IN_DDP, DDP, NONE = "Horovod's optimizer", "our hook in DDP", "DDP alone", "nothing"
-LOCAL, TORCHFT = "local steps", "torchft"
+LOCAL, TORCHFT, POST_LOCAL = "local steps", "torchft", "DDP with post-local SGD"
 """Front ends: what exchanges the gradients in the lab."""
 
 
@@ -54,8 +54,13 @@ class Method:
 
     @property
     def is_rival(self) -> bool:
-        """Whether it is of others."""
-        return self.front_end in (DDP, TORCHFT) or self.name.startswith("horovod")
+        """Whether it is another package's."""
+        return self.differs_between_exchanges or self.front_end == DDP or self.name.startswith("horovod")
+
+    @property
+    def differs_between_exchanges(self) -> bool:
+        """Whether replicas do, and nothing averages them to be evaluated."""
+        return self.front_end in (TORCHFT, POST_LOCAL)
 
     @property
     def trained_as(self) -> str:
@@ -113,9 +118,8 @@ def torchft(every: int, is_diloco: bool = False) -> Method:
 
 def post_local(every: int) -> Method:
     """Return torch's post-local SGD, whose every step is local."""
-    averaging_each = partial(averaging_adamw, every=every)
     label, curve = f"torch's post-local SGD, {every}", f"local{every}-dense"
-    return Method(f"post-local{every}", label, torch_post_local, DDP, curve, optimizer=averaging_each, turn=every)
+    return Method(f"post-local{every}", label, torch_post_local, POST_LOCAL, curve, turn=every)
 
 
 REFERENCE = "horovod"
@@ -192,6 +196,8 @@ METHODS = {
     )
 }
 """By name; rivals first. What exchanges nothing is timed and not trained."""
+ASKED = [name for name, method in METHODS.items() if method.front_end != TORCHFT or HAS_TORCHFT]
+"""What is measured unless others are asked for."""
 
 CLAIMS = {
     "bf16": "Kalamkar et al. 2019: as fp32, without a loss scale",

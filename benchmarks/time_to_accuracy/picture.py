@@ -65,7 +65,8 @@ def _style(method: Method) -> dict[str, Any]:
     ours = [name for name in METHODS if name not in rivals and name not in local]
     if method.name in rivals:
         shades = ("#000000", "#777777", "#1f4e9e", "#5f8fd8", "#9ab8e8")
-        return {"color": shades[rivals.index(method.name) % len(shades)], "linestyle": "--", "linewidth": 1.4}
+        again, shade = divmod(rivals.index(method.name), len(shades))
+        return {"color": shades[shade], "linestyle": ("--", ":", (0, (6, 1, 1, 1)))[again], "linewidth": 1.4}
     if method.name in local:
         shade = colormaps["viridis"](local.index(method.name) / len(local))
         return {"color": shade, "linestyle": "-.", "linewidth": 1.4}

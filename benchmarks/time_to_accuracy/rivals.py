@@ -1,13 +1,13 @@
 """Rivals that exchange once in several steps: torchft, and torch's own post-local SGD.
 
-torchft is of no extra: `pip install torchft==0.2.0` where it is to be measured.
+No extra installs torchft: `pip install torchft==0.2.0`, or it is not among the methods.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-WAITS = timedelta(seconds=600)
+HAS_TORCHFT = find_spec("torchft") is not None
+TIMEOUT = timedelta(seconds=600)
 
 
 def torch_post_local(model: DistributedDataParallel) -> None:
@@ -27,11 +28,9 @@ def torch_post_local(model: DistributedDataParallel) -> None:
     model.register_comm_hook(PostLocalSGDState(None, alone, start_localSGD_iter=0), post_localSGD_hook)
 
 
-def averaging_adamw(parameters: Iterable[nn.Parameter], every: int) -> torch.optim.Optimizer:
-    """The transformer's AdamW, with torch's averaging of parameters once in `every` steps."""
-    return PostLocalSGDOptimizer(
-        torch.optim.AdamW(parameters, lr=1e-3), PeriodicModelAverager(period=every, warmup_steps=0)
-    )
+def averaging(optimizer: torch.optim.Optimizer, every: int) -> torch.optim.Optimizer:
+    """Return an optimizer with torch's averaging of parameters after each `every` of its steps."""
+    return PostLocalSGDOptimizer(optimizer, PeriodicModelAverager(period=every, warmup_steps=every - 1))
 
 
 class TorchftSteps:
@@ -54,13 +53,13 @@ class TorchftSteps:
         dist.broadcast_object_list(told)
         self._store = dist.TCPStore(own, 0, is_master=True, wait_for_workers=False)
         self.manager = Manager(
-            pg=ProcessGroupGloo(timeout=WAITS),
+            pg=ProcessGroupGloo(timeout=TIMEOUT),
             load_state_dict=None,
             state_dict=None,
             min_replica_size=dist.get_world_size(),
             use_async_quorum=False,
             init_sync=False,
-            **{"timeout": WAITS, "quorum_timeout": WAITS, "connect_timeout": WAITS},
+            **{"timeout": TIMEOUT, "quorum_timeout": TIMEOUT, "connect_timeout": TIMEOUT},
             **{"rank": 0, "world_size": 1, "store_addr": own, "store_port": self._store.port},
             **{"lighthouse_addr": told[0], "replica_id": f"{name}{rank}", "hostname": own},
         )

@@ -23,7 +23,7 @@ from benchmarks.time_to_accuracy import gather, lab
 from benchmarks.time_to_accuracy.figures import EVERY, GOALS, STEPS, Figures, loss_at, steps_to
 from benchmarks.time_to_accuracy.lab import NETWORKS
 from benchmarks.time_to_accuracy.losses import LONG, MOST, LossRun, wanted
-from benchmarks.time_to_accuracy.methods import BASELINE, METHODS, REFERENCE
+from benchmarks.time_to_accuracy.methods import ASKED, BASELINE, METHODS, REFERENCE
 from benchmarks.time_to_accuracy.page import page as markdown
 from benchmarks.time_to_accuracy.picture import draw
 from benchmarks.time_to_accuracy.places import RESULT, begin
@@ -32,7 +32,7 @@ from hvd_compress.errors import ConfigError, UnsupportedError
 
 _tasks = click.option("--tasks", default=",".join(TASKS), show_default=True)
 _networks = click.option("--networks", default=",".join(NETWORKS), show_default=True)
-_methods = click.option("--methods", default=",".join(METHODS), show_default=True)
+_methods = click.option("--methods", default=",".join(ASKED), show_default=True)
 
 QUICK_TASK, QUICK = "language", (REFERENCE, "horovod-fp16", "int4", "powersgd")
 
@@ -97,6 +97,9 @@ def seconds(tasks: str, networks: str, methods: str, budget_s: float, least: int
 @click.option("--most", default=MOST, show_default=True, help="Steps of a training.")
 def confirm(task: str, network: str, methods: str, most: int) -> None:
     """Train in the lab from start to end, to dense's loss of seed 1 after the last step that the page shows (root)."""
+    for name in methods.split(","):
+        if METHODS[name].differs_between_exchanges:
+            raise click.ClickException(f"{name}: its replicas differ between exchanges, so that none has its loss")
     dense = LossRun(task, BASELINE, 1).finished()
     recorded = Figures(json.loads(RESULT.with_suffix(".json").read_text()))
     losses = dense["losses"] if dense is not None else recorded.losses(task, BASELINE)["1"]

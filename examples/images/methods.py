@@ -53,7 +53,7 @@ METHODS = {
     "var": Method("AR-Topk, VAR", partial(_topk, "var"), _TOPK_OPTIONS),
     "artopk": Method("AR-Topk, STAR or VAR", partial(_topk, "artopk"), _TOPK_OPTIONS),
     "efsign": Method("EF-sign", lambda c: c.efsign(), ("engine",)),
-    **{f"int{bits}": Method(f"{bits} bits in blocks", partial(_blocks, bits), ("engine",)) for bits in (8, 4, 2)},
+    **{f"int{bits}": Method(f"{bits} bits in blocks", partial(_blocks, bits), ("engine",)) for bits in (8, 4, 3, 2)},
     "powersgd": Method("PowerSGD, rank 4", lambda c: c.powersgd(), ("engine",)),
     "covap": Method("COVAP, one step in 4", lambda c: c.covap(), ("engine",)),
 }

@@ -84,7 +84,7 @@ class Quantisers(Part):
     def int3(block: int = 64, stochastic: bool = False, *, seed: int = 0) -> Request:
         """Send one of -3..3 an element, in 3 bits, and a bf16 scale a block, as int8(): a tenth of the bytes of dense.
 
-        After 240 steps a transformer is 0.04 nats behind dense by it, by int4() 0.01.
+        Its loss lies between that of int4() and of int2().
         """
         return Request(BlockQuantizer(3, block, stochastic, seed))
 
@@ -95,7 +95,10 @@ class Quantisers(Part):
         It loses so much that training takes more steps.
 
         Args:
-            levels: 5 sends one of -2..2 in 2.5 bits, a twelfth of the bytes of dense, and loses a third as much.
+            levels: 5 sends one of -2..2 in 2.5 bits, a twelfth of the bytes of dense.
+
+        Raises:
+            ConfigError: levels is not 3 or 5, or another value is out of range.
         """
         if levels not in (3, 5):
             raise ConfigError(f"levels = {levels!r} is not 3 or 5")

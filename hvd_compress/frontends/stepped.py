@@ -15,7 +15,7 @@ class Watcher(Protocol):
     """Waits for steps of optimizers of some parameters.
 
     Attributes:
-        parameters: by name, the same as long as it lives.
+        parameters: by name. Others take their place in a mapping of their own.
         awaits_step: whether it wants to know of the next step; it learns of one that is captured in any case.
     """
 
@@ -29,10 +29,10 @@ class Watcher(Protocol):
 
 
 _watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
-_trained: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, weakref.WeakKeyDictionary[Watcher, bool]]] = (
-    weakref.WeakKeyDictionary()
-)
-"""By optimizer: how many parameters it has, and of each watcher whether it trains some of that one's."""
+_trained: weakref.WeakKeyDictionary[
+    torch.optim.Optimizer, tuple[int, weakref.WeakKeyDictionary[Watcher, dict[int, bool]]]
+] = weakref.WeakKeyDictionary()
+"""By optimizer: how many parameters it has, and of each watcher whether it trains some of that one's, by mapping."""
 _lock = threading.Lock()  # ranks may be threads
 _hooked = False
 
@@ -62,13 +62,15 @@ def _trains(optimizer: torch.optim.Optimizer, watcher: Watcher) -> bool:
     known, found = _trained.get(optimizer, (0, weakref.WeakKeyDictionary()))
     if known != count:
         found = weakref.WeakKeyDictionary()
-    if watcher not in found:
+    of_watcher = found.setdefault(watcher, {})
+    which = id(watcher.parameters)
+    if which not in of_watcher:
         mine = list(watcher.parameters.values())
         ids, places = {id(parameter) for parameter in mine}, {_place(parameter) for parameter in mine} - {0}
         own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        found[watcher] = any(id(parameter) in ids or _place(parameter) in places for parameter in own)
+        of_watcher[which] = any(id(parameter) in ids or _place(parameter) in places for parameter in own)
         _trained[optimizer] = count, found
-    return found[watcher]
+    return of_watcher[which]
 
 
 def _place(parameter: torch.Tensor) -> int:

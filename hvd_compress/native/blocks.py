@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hvd_compress.checks import is_number
 from hvd_compress.errors import ConfigError, MismatchError, located
 from hvd_compress.native.checks import (
     check_apart,
@@ -45,7 +46,7 @@ class BlockFormat:
     fit: str = "max"
 
     def __post_init__(self) -> None:
-        if isinstance(self.bits, bool) or self.bits not in MOST:
+        if not is_number(self.bits) or self.bits not in MOST:
             raise ConfigError(f"bits = {self.bits!r} is not 8, 4, 3, 2.5 or 2")
         block = checked_int("block", self.block, GROUP, MAX_BLOCK)
         if block & (block - 1):

@@ -53,6 +53,10 @@ class PolicySettings(ABC):
         """Return the same for gradients that an optimizer of a kind takes, "sgd" or "adam"."""
         return self
 
+    def in_rounds(self) -> PolicySettings:
+        """Return the same for exchanges between rounds of local steps."""
+        return self
+
 
 @dataclass(frozen=True)
 class Request:

@@ -94,6 +94,11 @@ class ReplicaCheck(Service):
     def opened(self, session: Watched) -> None:
         self._session = session
 
+    def look_at(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Compare these from now on, of the same names: what a step has left of others tells nothing of them."""
+        if parameters is not self.parameters:
+            self.parameters, self._left, self.awaits_step = parameters, None, False
+
     def met(self, engine: Engine) -> None:
         self._is_alone = engine.world_size == 1
 

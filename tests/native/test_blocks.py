@@ -311,6 +311,7 @@ def test_another_key_draws_other_numbers() -> None:
     [
         ({"bits": 5}, "bits = 5"),
         ({"bits": True}, "bits = True"),
+        ({"bits": [4]}, r"bits = \[4\]"),
         ({"bits": 4, "block": 32}, "block = 32"),
         ({"bits": 4, "block": 96}, "block = 96"),
         ({"bits": 4, "block": 2048}, "block = 2048"),

@@ -330,7 +330,7 @@ def test_ddp_trains_by_torchrun_without_horovod(folder, tmp_path, compression, r
 def test_both_scripts_take_the_same_options(script):
     done = CliRunner().invoke(script.main, ["--help"])
     assert done.exit_code == 0, done.output
-    assert "[none|fp16|bf16|dense|auto|topk|star|var|artopk|efsign|int8|int4|int2|powersgd|covap]" in done.stdout
+    assert "[none|fp16|bf16|dense|auto|topk|star|var|artopk|efsign|int8|int4|int3|int2|powersgd|covap]" in done.stdout
     for option in ("--ratio", "--algorithm", "--engine", "--epochs", "--seed", "--json", "--device", "--demo"):
         assert f"  {option} " in done.stdout
 

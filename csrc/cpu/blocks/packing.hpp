@@ -11,6 +11,7 @@ namespace hvd_compress::cpu::HVD_COMPRESS_LEVEL {
 namespace {
 
 constexpr int kVectors = kBlockGroup / kLanes;  // of a group
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the lowest bytes of a word come first");
 
 // The number of each lane of a group, in digits.
 template <int most>

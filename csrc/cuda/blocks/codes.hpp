@@ -1,7 +1,7 @@
 // How the whole numbers of a group lie in memory, and which of them are a thread's.
 //
 // A thread has four neighbouring elements of each of the four parts, 16 elements long, of a group. So its codes are
-// whole words of memory, and those above words bytes of its own.
+// whole 32-bit words, and what is above the lowest byte of its numbers are whole bytes.
 #pragma once
 
 #include <type_traits>
@@ -29,8 +29,11 @@ struct Spot {
 
 template <bool whole>
 HVD_COMPRESS_TILE std::uint32_t load_word(const std::uint8_t* own) {
-    if constexpr (whole) return *reinterpret_cast<const std::uint32_t*>(own);
-    return own[0] | own[1] << 8 | own[2] << 16 | static_cast<std::uint32_t>(own[3]) << 24;
+    if constexpr (whole) {
+        return *reinterpret_cast<const std::uint32_t*>(own);
+    } else {
+        return own[0] | own[1] << 8 | own[2] << 16 | static_cast<std::uint32_t>(own[3]) << 24;
+    }
 }
 
 template <bool whole>
@@ -80,7 +83,7 @@ struct CodeBits {
     }
 };
 
-// The same in digits: a number of four parts for each of a thread's elements of one.
+// The same in digits: number[j] holds element j of each of the four parts, a digit each.
 template <int most>
 struct CodeDigits {
     static constexpr int kBase = digit_base(most), kBits = bits_above_byte(most), kBytes = kWide * kBits / 8;

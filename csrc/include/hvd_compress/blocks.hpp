@@ -19,8 +19,8 @@
 //
 // Codes are stored in groups of 64 elements, block_group_bytes(most) = m bytes each. With most = 127, 7 and 1 they are
 // two's complement numbers of m / 8 bits: element j of a group lies in byte j % m, at bit j / m * (m / 8). With most =
-// 3 and 2 the elements j, j + 16, j + 32 and j + 48 have one number of 12 or 10 bits: the sum of (q + most) * base^k, k
-// from 0 to 3, base 8 or 5. Its lowest 8 bits are byte j; those above, h = 4 or 2 of them, are behind these 16 bytes,
+// 3 and 2 the elements j, j + 16, j + 32 and j + 48 share a number of 12 or 10 bits: the sum of (q + most) * base^k, k
+// from 0 to 3, base 8 or 5. Its lowest 8 bits are byte j; those above, h = 4 or 2 of them, follow these 16 bytes,
 // at bit j * h. What is missing at the end is 0.
 //
 // Random bits are half of a word of Philox4x32-7 (quantize.hpp) with the counter (c, c >> 32, step, bucket): element j
@@ -49,7 +49,7 @@ HVD_COMPRESS_HD constexpr int block_group_bytes(int most) noexcept {
     return most == 127 ? 64 : most == 7 ? 32 : most == 3 ? 24 : most == 2 ? 20 : 16;
 }
 
-// Whether four elements have one number, in digits to this base.
+// Whether four elements share a number; its base, and its bits above the lowest 8.
 HVD_COMPRESS_HD constexpr bool has_digits(int most) noexcept { return most == 3 || most == 2; }
 HVD_COMPRESS_HD constexpr int digit_base(int most) noexcept { return most == 3 ? 8 : 5; }
 HVD_COMPRESS_HD constexpr int bits_above_byte(int most) noexcept { return most == 3 ? 4 : 2; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -30,8 +31,8 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def check_compression(request: Any) -> None:
-    """Raise ConfigError for what is no compression, UnsupportedError for one that no round can carry."""
+def checked(request: Any) -> Request:
+    """Return the compression of rounds. Raises ConfigError for what is none, UnsupportedError for what none carries."""
     check_request(request)
     assert isinstance(request, Request)
     if request.policy is not None and not request.policy.takes_shards:
@@ -39,6 +40,7 @@ def check_compression(request: Any) -> None:
             f"{_kind(request.policy)} decides by steps that exchange all gradients, and a round exchanges a fragment "
             "at a time: take auto(), or a compression without a policy, such as int4()"
         )
+    return request if request.policy is None else replace(request, policy=request.policy.in_rounds())
 
 
 def check_outer(outer: Any) -> None:

@@ -178,10 +178,10 @@ class Rounds:
     def reduce(self) -> None:
         """Replace gradients by their mean over all ranks, as each step of synchronous training does.
 
-        A gradient that is missing counts as zero.
+        A gradient that is missing counts as zero. Raises ReplicaError: the ranks' parameters differ.
         """
         session = self.handle.session
-        self._compare(self._parameters)
+        self._check_replicas_of(self._parameters)
         session.begin_step()
         self._replicas.take_gradients()
         for number, flat in enumerate(self._flats):
@@ -244,7 +244,7 @@ class Rounds:
         """
         assert self.in_flight is None, "one after the other"
         session, self.in_flight = self.handle.session, fragment
-        self._compare(self.anchors)
+        self._check_replicas_of(self.anchors)
         session.begin_step(self._numbers[fragment])
         energy = 0.0
         for number in self._numbers[fragment]:
@@ -379,11 +379,11 @@ class Rounds:
         for name, anchor in self.anchors.items():
             anchor.copy_(self._parameters[name])
 
-    def _compare(self, alike: Mapping[str, torch.Tensor]) -> None:
-        """These are the same on all ranks while the coming exchange is on its way."""
+    def _check_replicas_of(self, alike: Mapping[str, torch.Tensor]) -> None:
+        """Choose what the check of replicas in the coming exchange compares: what is equal on all ranks now."""
         check = self.handle.session.services.replicas
         assert check is not None
-        check.parameters = alike
+        check.look_at(alike)
 
     def _parts(self, number: int) -> Mapping[str, torch.Tensor]:
         layout = self.handle.session.buckets.every[number].layout

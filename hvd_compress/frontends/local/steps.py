@@ -18,10 +18,10 @@ from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.known import register
 from hvd_compress.frontends.local.arguments import (
     Every,
-    check_compression,
     check_optimizer,
     check_outer,
     check_rounds,
+    checked,
 )
 from hvd_compress.frontends.local.outer import Make, averaging
 from hvd_compress.frontends.local.replicas import Replicas
@@ -86,9 +86,8 @@ class LocalSteps:
             UnsupportedError: the optimizer is LBFGS, or the compression has a policy other than auto().
             UsageError: hvd.init() was not called; or the optimizer is distributed, or takes local steps already.
         """
-        request = Compression.int4() if compression is None else compression
         check_optimizer(optimizer)
-        check_compression(request)
+        request = checked(Compression.int4() if compression is None else compression)
         check_outer(outer)
         check_rounds(every, start_after, fragments, delay, mix)
         if optimizer in _taken:

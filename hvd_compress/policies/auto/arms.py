@@ -60,11 +60,12 @@ class Choices(ABC):
         """Return what a choice other than the first one costs, in words, for its reason."""
         return ""
 
-    def instead(self, arms: Sequence[Arm], step_s: float, world_size: int) -> str:
-        """Return in words what no arm can do, for the reason of a choice.
+    def hint(self, arms: Sequence[Arm], step_s: float, waits_s: Sequence[float], world_size: int) -> str:
+        """Return what no arm can do, in words, for the reason of a choice; empty where there is nothing to say.
 
         Args:
-            step_s: of a step, without what it waits for exchanges.
+            step_s: seconds of a step, without what it waits for exchanges.
+            waits_s: that, by arm.
         """
         return ""
 
@@ -94,19 +95,20 @@ class Family(Choices):
         steps = f"{candidate.factor:.3g} times the steps of dense to its loss (table)"
         return "as dense in loss (table)" if candidate.factor == 1 else steps
 
-    def instead(self, arms: Sequence[Arm], step_s: float, world_size: int) -> str:
-        """Compare them with int4() in each step. That ranks learn nothing alike, as is assumed, is the worst case."""
-        exchange_s = [arm.predicted for arm in arms if arm.name.partition(" by ")[0] == "int4"]
-        if not self.weighs_local_steps or not exchange_s:
+    def hint(self, arms: Sequence[Arm], step_s: float, waits_s: Sequence[float], world_size: int) -> str:
+        """Say what local steps would take. It assumes the worst case, that ranks learn nothing alike."""
+        own = [number for number, arm in enumerate(arms) if arm.name.partition(" by ")[0] == "int4"]
+        if not self.weighs_local_steps or not own:
             return ""
-        found = LocalStepsCost(step_s, min(exchange_s), cosine=0.0, ranks=world_size)
+        now_s = step_s + min(waits_s[number] for number in own)
+        exchange_s = min(arms[number].predicted for number in own)  # of a round, in which nothing is hidden
+        found = LocalStepsCost(step_s, exchange_s, cosine=0.0, ranks=world_size)
         best = found.best()
-        if best == 1:
-            return "local steps (hvd_compress.local) are not estimated to be faster"
-        share = found.cost(best) / found.cost(1)
+        if best == 1 or found.cost(best) >= now_s:
+            return "local steps (docs/local.md) are not estimated to be faster"
         return (
-            f"LocalSteps(every={best}) of hvd_compress.local would take an estimated {share:.2f} of the time to a loss "
-            "by int4 in each step, if ranks learn nothing alike, and less if they do"
+            f"local steps with every={best} (docs/local.md) would take an estimated {found.cost(best) / now_s:.2f} of "
+            "the time of int4 in each step to the same loss, and less if the updates of ranks are similar"
         )
 
     def ways(self, layout: Layout, world_size: int, can: Capabilities) -> Ways:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, get_args
 
 import torch
@@ -39,6 +39,7 @@ class Auto(PolicySettings):
     quality: Quality = "near"
     factors: tuple[tuple[str, float], ...] | None = None
     kind: Kind | None = None
+    weighs_local_steps: bool = field(default=True, repr=False)  # with quality="any"; not among local steps
     takes: ClassVar[tuple[str, ...]] = ("engine", "device")
     takes_shards: ClassVar[bool] = True
 
@@ -46,9 +47,13 @@ class Auto(PolicySettings):
         assert kind in get_args(Kind)
         return replace(self, kind=kind)  # type: ignore[arg-type]
 
+    def in_rounds(self) -> Auto:
+        return replace(self, weighs_local_steps=False)
+
     def make(self, request: Request, settings: Settings) -> AutoPolicy:
         factors = None if self.factors is None else dict(self.factors)
-        return AutoPolicy(request, Family(request, candidates(self.quality, self.kind, factors), self.quality == "any"))
+        weighs = self.weighs_local_steps and self.quality == "any"
+        return AutoPolicy(request, Family(request, candidates(self.quality, self.kind, factors), weighs))
 
 
 OTHER_BUCKETS = "; chosen for other buckets of these gradients"
@@ -217,9 +222,14 @@ class AutoPolicy(TellingPolicy):
             f"less than {MARGIN:.0%} of a step: nothing that sends less could save more" if chooser.hidden else "",
             f"less than {MARGIN:.0%} of a step, or nothing for certain, is saved by {less}" if less else "",
             self._choices.loss(arms[self._arm].candidate) if self._arm else "",
-            self._choices.instead(arms, chooser.search.before_s, self.world_size),
+            self._choices.hint(arms, chooser.search.before_s, self._waits(chooser), self.world_size),
         ]
         return "; ".join(filter(None, found))
+
+    def _waits(self, chooser: Chooser) -> list[float]:
+        """What a step waits for exchanges, by arm: by curves, as if nothing were hidden, where it was not tried."""
+        found = map(chooser.not_hidden_s, range(len(self._arms)))
+        return [arm.predicted if math.isnan(each) else each for arm, each in zip(self._arms, found, strict=True)]
 
     @property
     def every(self) -> int:

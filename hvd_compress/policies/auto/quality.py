@@ -32,7 +32,7 @@ class Candidate:
 
 
 DENSE = Candidate("dense", Cast())
-COMPRESSED = ("bf16", "int8", "int4", "int3", "natural", "int2", "powersgd", "topk")
+COMPRESSED = ("bf16", "int8", "int4", "natural", "int2", "powersgd", "topk")
 """Functions of `Compression`. What sends a momentum, or needs an optimizer of its own, is never chosen."""
 NEAR = ("bf16", "int8", "int4")
 """Within 0.02 nats of dense after 240 steps on both tasks of benchmarks/results/time-to-accuracy.md: bf16 -0.000 and

@@ -126,8 +126,8 @@ def test_what_is_not_finite_on_one_rank_reaches_all(compressor: Compressor, bad:
         assert seen.result.isnan().all()
 
 
-@pytest.mark.parametrize(("bits", "block"), [(8, 64), (4, 64), (2, 128)])
-def test_bytes(bits: int, block: int) -> None:
+@pytest.mark.parametrize(("bits", "block"), [(8, 64), (4, 64), (3, 64), (2.5, 128), (2, 128)])
+def test_bytes(bits: float, block: int) -> None:
     """Codes and scales of what others own, and a header for each."""
     piece = NUMEL // RANKS
     payload = BlockQuantizer(bits, block, True)

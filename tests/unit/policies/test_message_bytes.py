@@ -28,7 +28,7 @@ from tests.brought import brought
 
 RANKS = (3, 4, 6, 8, 12, 16)
 """With two ranks one path is the fastest on every network."""
-COMPRESSORS: list[Requantizer] = [*map(BlockQuantizer, (8, 4, 2)), *brought("REQUANTIZERS")]
+COMPRESSORS: list[Requantizer] = [*map(BlockQuantizer, (8, 4, 3, 2.5, 2)), *brought("REQUANTIZERS")]
 BUCKET_BYTES = [4096 << exponent for exponent in range(15)]
 """Of gradients in fp32, 4 KiB to 64 MiB."""
 LATENCIES_S, BITS_PER_S = (1e-4, 3e-4, 1e-3, 5e-3, 2e-2), (2e7, 1e8, 1e9)

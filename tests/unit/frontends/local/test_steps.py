@@ -13,6 +13,7 @@ import hvd_compress.torch as hvd
 from hvd_compress.compression import Compression
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.frontends.horovod import runtime_selection
+from hvd_compress.frontends.local.arguments import checked
 from hvd_compress.local import LocalSteps
 
 
@@ -102,3 +103,9 @@ def test_one_rank_goes_on_from_the_anchors_of_several() -> None:
     assert all((each == 2).all() for each in model.parameters())
     with pytest.raises(ConfigError, match="this is not the state of LocalSteps"):
         local.load_state_dict({"step": 3, "ranks": {}})
+
+
+def test_local_steps_do_not_advise_local_steps() -> None:
+    asked = Compression.auto("any")
+    assert asked.policy.weighs_local_steps  # type: ignore[union-attr]
+    assert not checked(asked).policy.weighs_local_steps  # type: ignore[union-attr]
