@@ -5,12 +5,13 @@
 #include "../isa/isa.hpp"
 
 namespace hvd_compress::cpu::HVD_COMPRESS_LEVEL {
+namespace {
 
 // Replaces sixteen counters, a vector for each of their four words, by as many random ones.
 //
 // Even and odd lanes go apart, each in the even words of vectors: a product of 64 bits then is the next round's word
-// as it is. What lies in odd words means nothing.
-inline void philox(Isa::Words counter[4], std::uint32_t key0, std::uint32_t key1) {
+// as it is. What lies in odd words means nothing. Inlined, so that vectors stay in registers.
+[[gnu::always_inline]] inline void philox(Isa::Words counter[4], std::uint32_t key0, std::uint32_t key1) {
     Isa::Words half[2][4];
     for (int word = 0; word < 4; ++word) {
         half[0][word] = counter[word];
@@ -30,4 +31,5 @@ inline void philox(Isa::Words counter[4], std::uint32_t key0, std::uint32_t key1
     for (int word = 0; word < 4; ++word) counter[word] = Isa::interleaved(half[0][word], half[1][word]);
 }
 
+}  // namespace
 }  // namespace hvd_compress::cpu::HVD_COMPRESS_LEVEL
