@@ -47,6 +47,8 @@ def main(misfortune: str) -> None:
             MISFORTUNES[misfortune](local)
         optimizer.zero_grad()
         model(torch.randn(8, 20) + hvd.rank()).square().mean().backward()
+        if step == 0:  # what backward() and the first step load takes long, too
+            meet(before="step")
         optimizer.step()
     local.finish()
     print(f"[rank {hvd.rank()}] is done", flush=True)

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 
-def meet() -> None:
-    """Wait until all ranks have come here, by files in the job's folder."""
+def meet(before: str = "ready") -> None:
+    """Wait until all ranks have come here, by files in the job's folder. `before`: another word for each place."""
     rank, size = (os.environ.get(own) or os.environ[f"OMPI_COMM_WORLD_{theirs}"] for own, theirs in NAMES)
     folder = Path(os.environ["JOB_FOLDER"])
-    (folder / f"{rank}.ready").touch()
-    while len(list(folder.glob("*.ready"))) < int(size):
+    (folder / f"{rank}.{before}").touch()
+    while len(list(folder.glob(f"*.{before}"))) < int(size):
         time.sleep(0.02)
 
 
