@@ -43,8 +43,8 @@ HOW = """\
   ratio is the median over rounds of seconds to those of Horovod dense in the same round, with its 95 % interval by
   bootstrap. The interval of a time to a loss draws rounds and seeds.
 - *Rivals.* Horovod's are `Compression.none` and `.fp16` of Horovod's own optimizer; DDP's are torch's own, over gloo,
-  the PowerSGD hook with rank 4 from its earliest step, 2, on and all gradients in one bucket, without which it waits
-  for ever. torchft 0.2.0 (LocalSGD, DiLoCo) and torch's post-local SGD exchange fp32; their loss against steps is that
+  the PowerSGD hook with rank 4 from its earliest step, 2, on and all gradients in one bucket, without which it never
+  ends. torchft 0.2.0 (LocalSGD, DiLoCo) and torch's post-local SGD exchange fp32; their loss against steps is that
   of `every=` with `dense()`. Loss against steps of dense and fp16 counts for all front ends: their arithmetic is the
   same up to the order of sums.
 - `auto()` was trained from start to end, its search included, beside `int4()` of the same front end in one job; two of
@@ -73,8 +73,8 @@ LOCAL_HEAD = """\
 ## The soonest of local steps
 
 To dense's loss of the transformer after {steps} steps. "Met" without more: the interval lies below the bound, and
-(bound - mean) * sqrt(seeds) is at least the standard deviation of seeds. Next to it the soonest method that has
-synchronous steps of others, or rounds of others, or DeMo.
+(bound - mean) * sqrt(seeds) is at least the standard deviation of seeds. "Nearest other": the soonest method of another
+package, or DeMo.
 """
 AUTO = """\
 ## What every="auto" takes
