@@ -85,6 +85,7 @@ def misfortune(kind: str, unlucky: int) -> None:
             os._exit(7)
         if kind == "is stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
+            return
         if kind == "leaves":
             hvd.shutdown()
             return
@@ -119,5 +120,7 @@ if sys.argv[1] != "none":
         misfortune(sys.argv[1], int(sys.argv[2]))
     except HvdCompressError as error:
         print(f"[rank {hvd.rank()}] {type(error).__name__}: {error}", flush=True)
+        if sys.argv[1] == "is stopped":  # the first that ends has the launcher wake and end the others
+            meet(before="end", without=1)
         sys.exit(3)
 hvd.shutdown()
