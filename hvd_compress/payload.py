@@ -57,6 +57,14 @@ class Payload:
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.tensors[name]
 
+    def cut(self, length: int) -> Payload:
+        """Return this payload, which allocate() made, with no more than `length` elements of its last tensor."""
+        assert self._memory is not None
+        name = list(self.tensors)[-1]
+        found = Payload({**self.tensors, name: self[name][:length]}, self.numel, self.summable)
+        object.__setattr__(found, "_memory", self._memory[: found.packed_bytes])
+        return found
+
     @property
     def wire_bytes(self) -> int:
         """Bytes of the tensors, without the header."""

@@ -61,6 +61,7 @@ void bind_curve(pybind11::module_& module);
 void bind_quantize(pybind11::module_& module);
 void bind_blocks(pybind11::module_& module);
 void bind_mstopk(pybind11::module_& module);
+void bind_coded(pybind11::module_& module);
 void bind_elias_fano(pybind11::module_& module);
 void bind_planner(pybind11::module_& module);
 void bind_embedding(pybind11::module_& module);

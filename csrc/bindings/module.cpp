@@ -14,6 +14,7 @@ PYBIND11_MODULE(_native, module) {
     bind_quantize(module);
     bind_blocks(module);
     bind_mstopk(module);
+    bind_coded(module);
     bind_elias_fano(module);
     bind_planner(module);
     bind_embedding(module);

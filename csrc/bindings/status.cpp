@@ -24,6 +24,8 @@ const char* describe(Status status) {
             return "the input was written to during the call";
         case Status::kLaunchFailed:
             return "CUDA refused to run a kernel";
+        case Status::kBadPayload:
+            return "what was received is no code of so many elements";
     }
     return "unknown status";
 }

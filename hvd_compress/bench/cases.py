@@ -49,6 +49,7 @@ def cases(grad: torch.Tensor, residual: torch.Tensor, restore: Restore) -> Itera
     yield from _signs_and_levels(grad, residual, out, restore)
     yield from _blocks(grad, residual, out, restore)
     yield from _block_sums(grad, residual, restore)
+    yield from _coded(grad)
     yield from _elements(grad, residual, out, restore)
     yield from _indices(grad, out)
 
@@ -138,6 +139,19 @@ def _block_sums(grad: torch.Tensor, residual: torch.Tensor, restore: Restore) ->
         peer = bind(peers.block_sum_quantize, _whole(own, form), wide, form)
         scale = (8 + RANKS * form.nbytes(numel) / numel) / 12
         yield Case(f"block_sum_quantize/{name}", None, run, peer, restore, (bind(torch.add, own, part, out=own), scale))
+
+
+def _coded(grad: torch.Tensor) -> Iterator[Case]:
+    numel = grad.numel()
+    for name in ("4", "3", "2.5", "2-ternary"):
+        form, _ = BLOCKS[name]
+        codes = native.block_quantize(grad, None, form).codes
+        into = torch.empty(form.coded_bytes(numel), dtype=torch.uint8)
+        run = bind(native.block_encode, codes, numel, form, into=into)
+        yield Case(f"block_encode/{name}", None, run, bind(peers.deflate, codes))
+        coded, deflated = native.block_encode(codes, numel, form), peers.deflate(codes)
+        run = bind(native.block_decode, coded, numel, form, into=torch.empty_like(codes))
+        yield Case(f"block_decode/{name}", None, run, bind(peers.inflate, deflated))
 
 
 def _block_memory(form: native.BlockFormat, numel: int) -> native.BlockCodes:

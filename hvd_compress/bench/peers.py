@@ -1,7 +1,9 @@
-"""What torch's own operations do for the same results as a kernel; they pack no bits."""
+"""What torch's own operations do for the same results as a kernel; they pack no bits. What torch has no coder for zlib
+codes, as fast as it can."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import torch
@@ -147,3 +149,11 @@ def elias_fano_decode(words: torch.Tensor, numel: int, count: int) -> object:
     shifts = torch.arange(32, device=words.device)
     ones = (words[: words.numel() - low_words, None] >> shifts).bitwise_and_(1).reshape(-1).nonzero().reshape(-1)
     return ones - torch.arange(ones.numel(), device=words.device)
+
+
+def deflate(codes: torch.Tensor) -> bytes:
+    return zlib.compress(codes.numpy().data, level=1)
+
+
+def inflate(deflated: bytes) -> object:
+    return zlib.decompress(deflated)

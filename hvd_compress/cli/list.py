@@ -55,7 +55,7 @@ def _row(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "kind": compressor.kind,
-        "bits": 8 * sum(round_.nbytes for round_ in rounds) / LAYOUT.numel,
+        "bits": 8 * sum(round_.priced for round_ in rounds) / LAYOUT.numel,
         "fixed": all(round_.fixed for round_ in rounds),
         "error_feedback": compressor.error_feedback,
         "collectives": [name for name in found if not collectives.by_name(name)],

@@ -43,7 +43,7 @@ class AllGather(Collective):
 
     def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
         rounds = self.compressor.wire(layout)
-        return tuple(Stage("allgather", self.path.algorithm, round_.nbytes) for round_ in rounds)
+        return tuple(Stage("allgather", self.path.algorithm, round_.priced) for round_ in rounds)
 
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
         return _AllGatherExchange(self, work, world_size)

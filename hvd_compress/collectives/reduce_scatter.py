@@ -52,7 +52,7 @@ class ReduceScatter(Collective):
         return ()
 
     def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
-        return (Stage("alltoall", "auto", sum(round_.nbytes for round_ in self.compressor.wire(layout))),)
+        return (Stage("alltoall", "auto", sum(round_.priced for round_ in self.compressor.wire(layout))),)
 
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
         return _ReduceScatterExchange(self, work, rank, world_size)
@@ -91,7 +91,8 @@ class _ReduceScatterExchange(Exchange):
     def communicate(self, engine: Engine) -> None:
         own_bytes = self._template.packed_bytes
         lengths = [0 if rank == self._rank else own_bytes for rank in range(len(self._lengths))]
-        self._received = engine.alltoall(self._outgoing, lengths)
+        fixed = all(round_.fixed for round_ in self._compressor.wire(self._work.layout))
+        self._received = engine.alltoall(self._outgoing, lengths if fixed else None)
 
     def decode(self) -> torch.Tensor:
         layout, template, scale = self._part, self._template, self._work.scale

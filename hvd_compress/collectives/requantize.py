@@ -49,10 +49,13 @@ class Requantize(Collective):
         if not cls.carries(compressor):
             return ()
         needs = {ALLTOALL: {"alltoall", "allgather"}, GATHER: {"gather", "broadcast"}}
-        return [Path(name) for name in cls.names if needs[name] <= set(can.verbs)]
+        names = [name for name in cls.names if needs[name] <= set(can.verbs)]
+        if not _is_fixed(compressor, layout):  # all must know how much they get from a broadcast
+            names = [name for name in names if name != GATHER]
+        return [Path(name) for name in names]
 
     def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
-        sent = sum(round_.nbytes for round_ in self.compressor.wire(layout))
+        sent = sum(round_.priced for round_ in self.compressor.wire(layout))
         if self.path.collective == GATHER:
             return (Stage("gather", "auto", sent), Stage("broadcast", "auto", sent))
         return (Stage("alltoall", "auto", sent), Stage("allgather", "auto", sent / world_size))
@@ -92,11 +95,15 @@ class _OwnersExchange(_RequantizeExchange):
 
     def communicate(self, engine: Engine) -> None:
         own, lane = self._shards[self._rank], self._work.lane
+        fixed = _is_fixed(self._compressor, self._work.layout)
         lengths = [0 if rank == self._rank else self._packed_bytes(own) for rank in range(self._world_size)]
-        received = engine.alltoall(self._outgoing, lengths)
+        received = engine.alltoall(self._outgoing, lengths if fixed else None)
         with lane.between_collectives():
             others = [self._unpack(rank, buffer, own) for rank, buffer in enumerate(received) if rank != self._rank]
             packed = self._packer.pack("sum", self._compressor.sum_shard(self._work, own, others))
+        if not fixed:
+            self._received = engine.allgather(packed)
+            return
         lengths = [self._packed_bytes(part) for part in self._shards]
         inbox = lane.inbox("sums", sum(lengths), torch.uint8)
         self._received = engine.allgather(packed, lengths, out=inbox)
@@ -140,6 +147,11 @@ def shards(numel: int, world_size: int, granule: int) -> list[slice]:
     """Return what each rank owns, in rank order: equal numbers of granules, or one more; perhaps nothing."""
     owned = [shard(-(-numel // granule), world_size, rank) for rank in range(world_size)]
     return [slice(min(numel, part.start * granule), min(numel, part.stop * granule)) for part in owned]
+
+
+def _is_fixed(compressor: Compressor, layout: Layout) -> bool:
+    """Whether all know how much they get; else engines exchange lengths first."""
+    return all(round_.fixed for round_ in compressor.wire(layout))
 
 
 def _numel(part: slice) -> int:

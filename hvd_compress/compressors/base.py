@@ -35,11 +35,18 @@ class Round:
         nbytes: of one rank's payload, header aside; the most, where `fixed` is False.
         sum_dtype: in which payloads of all ranks may be added element by element; None where they can only be gathered.
         fixed: whether payloads have this size on every rank in every step.
+        usual: what they have about, where that is much less than the most.
     """
 
     nbytes: int
     sum_dtype: torch.dtype | None = None
     fixed: bool = True
+    usual: int | None = None
+
+    @property
+    def priced(self) -> int:
+        """The bytes by which paths and compressors are compared."""
+        return self.nbytes if self.usual is None else self.usual
 
 
 @dataclass(frozen=True)
@@ -264,7 +271,10 @@ class Requantizer(SingleRound):
 
     @abstractmethod
     def template(self, numel: int) -> Payload:
-        """Return a payload of so many elements, with tensors of the dtypes and numel that all such have, on the CPU."""
+        """Return a payload of so many elements, with tensors of the dtypes that all such have, on the CPU.
+
+        Where wire() says that the size is fixed all have this numel, too; else no more.
+        """
 
     @abstractmethod
     def encode_shard(self, work: Input, shard: slice, owner: int) -> Payload:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -14,9 +14,13 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.checks import MAX_SEED, check_flag, check_whole
 from hvd_compress.compressors.base import MESSAGE_BYTES, Input, Requantizer, Round, each_checked, feedback_of, others_of
 from hvd_compress.compressors.draws import SUM, mixed
-from hvd_compress.errors import PayloadError
+from hvd_compress.errors import ConfigError, PayloadError
 from hvd_compress.native import BlockCodes, BlockFormat, RandomKey
 from hvd_compress.payload import Payload
+
+CODED_BITS = {4: 3.2, 3: 2.15, 2.5: 1.7, 2: 1.5}
+"""Bits of a whole number when it is coded, by its bits else: with blocks of 64, of gradients of a transformer and of a
+convolutional network, all lengths included (benchmarks/results/coded.md)."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +44,22 @@ class BlockQuantizer(Requantizer):
     Without error feedback rounding is random and right on average (QSGD, Alistarh et al. 2017, Section 3, with the
     largest magnitude as norm): by a counter, keyed by seed, step, bucket, rank and shard.
 
-    Bytes: (bits + 16 / block) / 8 an element.
+    Bytes: (bits + 16 / block) / 8 an element. Coded, the whole numbers take as many bits as their distribution needs,
+    which gradients decide: of two trainings on average CODED_BITS, and never more than a ten thousandth above `bits`.
 
     Attributes:
         bits: 8, 4, 3, 2.5 or 2.
         block: elements that share a scale, a power of two from 64 to 1024.
         stochastic: round at random instead of error feedback.
         seed: of the random numbers, the same on all ranks.
+        coded: send the whole numbers by Huffman codes, not with 8 bits. Nothing more is lost.
     """
 
     bits: float
     block: int = 64
     stochastic: bool = False
     seed: int = 0
+    coded: bool = False
     kind = "quantiser"
     source = "Alistarh et al. 2017; 2 bits: Li and Liu 2016"
     message_bytes = MESSAGE_BYTES
@@ -62,7 +69,10 @@ class BlockQuantizer(Requantizer):
         check_whole("block", self.block, 64, 1024, hint="an int, and a power of two")
         check_flag("stochastic", self.stochastic)
         check_whole("seed", self.seed, 0, MAX_SEED)
+        check_flag("coded", self.coded)
         assert self.format  # checks the rest
+        if self.coded and self.bits not in CODED_BITS:
+            raise ConfigError(f"coded=True with {self.bits} bits: it saves something with 4 or fewer")
 
     @property
     def error_feedback(self) -> bool:  # type: ignore[override]
@@ -81,13 +91,18 @@ class BlockQuantizer(Requantizer):
         return self.block
 
     def wire(self, layout: Layout) -> tuple[Round, ...]:
-        return (Round(self.format.nbytes(layout.numel)),)
+        if not self.coded:
+            return (Round(self.format.nbytes(layout.numel)),)
+        most, scales = self.format.coded_bytes(layout.numel), 2 * self.format.blocks(layout.numel)
+        usual = round(CODED_BITS[self.bits] / 8 * layout.numel)
+        return (Round(most + scales, fixed=False, usual=min(usual, most) + scales),)
 
     def compress(self, corrected: torch.Tensor, layout: Layout) -> Payload:
         """Round to nearest, or as rank 0 does at random in step 0 of bucket 0."""
-        found = self._memory(corrected)
-        native.block_quantize(corrected, None, self.format, key=self._key(0, 0, 0, 0), into=_codes(found))
-        return found
+        key = self._key(0, 0, 0, 0)
+        return self._sent(
+            corrected, lambda into: native.block_quantize(corrected, None, self.format, key=key, into=into)
+        )
 
     def add_to(self, out: torch.Tensor, payload: Payload, scale: float, layout: Layout) -> None:
         added = torch.empty_like(out)
@@ -100,14 +115,13 @@ class BlockQuantizer(Requantizer):
     def encode_shard(self, work: Input, shard: slice, owner: int) -> Payload:
         key = self._key(work.step, work.bucket, work.rank, owner)
         gradient = work.gradient[shard]
-        found = self._memory(gradient)
-        if self.stochastic:
-            native.block_quantize(gradient, None, self.format, key=key, into=_codes(found))
-        else:
-            residual, pending = feedback_of(work)
-            out, into = pending[shard], _codes(found)
-            native.block_quantize(gradient, residual[shard], self.format, key=key, out=out, into=into)
-        return found
+        residual = out = None
+        if not self.stochastic:
+            residual, out = (kept[shard] for kept in feedback_of(work))
+        return self._sent(
+            gradient,
+            lambda into: native.block_quantize(gradient, residual, self.format, key=key, out=out, into=into),
+        )
 
     def keep_shard(self, work: Input, shard: slice) -> None:
         if not self.stochastic:
@@ -120,9 +134,10 @@ class BlockQuantizer(Requantizer):
         numel, place = own.numel(), work.rank
         sources = each_checked(self._checked, others, others_of(place, others), numel)
         key = self._key(work.step, work.bucket, work.rank, SUM)
-        found = self._memory(own)
-        native.block_sum_quantize(own, sources, place, self.format, key=key, rest=rest, into=_codes(found))
-        return found
+        return self._sent(
+            own,
+            lambda into: native.block_sum_quantize(own, sources, place, self.format, key=key, rest=rest, into=into),
+        )
 
     def write(self, work: Input, parts: Sequence[tuple[slice, Sequence[Payload]]]) -> torch.Tensor:
         finite = []
@@ -132,15 +147,29 @@ class BlockQuantizer(Requantizer):
             finite.append(native.block_sum(sources, out, self.format, work.scale))
         return torch.stack([torch.as_tensor(one, dtype=torch.bool) for one in finite]).all()
 
-    def _memory(self, x: torch.Tensor) -> Payload:
-        return self._allocate(x.numel(), x.device)
+    def _sent(self, like: torch.Tensor, quantize: Callable[[BlockCodes], object]) -> Payload:
+        """Return the payload of what `quantize` writes to the memory that it is given."""
+        numel = like.numel()
+        found = self._allocate(numel, like.device)
+        if not self.coded:
+            quantize(BlockCodes(found["codes"], found["scales"]))
+            return found
+        codes = like.new_empty(self.format.code_bytes(numel), dtype=torch.uint8)
+        quantize(BlockCodes(codes, found["scales"]))
+        return found.cut(native.block_encode(codes, numel, self.format, into=found["codes"]).numel())
 
     def _allocate(self, numel: int, device: torch.device) -> Payload:
-        codes = self.format.code_bytes(numel), torch.uint8
-        return Payload.allocate({"codes": codes, "scales": (self.format.blocks(numel), torch.bfloat16)}, numel, device)
+        """Return memory for a payload; coded, whose codes come last, for the largest."""
+        size = self.format.coded_bytes(numel) if self.coded else self.format.code_bytes(numel)
+        fields = {"codes": (size, torch.uint8), "scales": (self.format.blocks(numel), torch.bfloat16)}
+        if self.coded:
+            fields = dict(reversed(fields.items()))
+        return Payload.allocate(fields, numel, device)
 
     def _checked(self, payload: Payload, numel: int) -> BlockCodes:
         codes, units = payload["codes"], payload["scales"]
+        if self.coded:
+            codes = native.block_decode(codes, numel, self.format)
         expected = self.format.code_bytes(numel), self.format.blocks(numel)
         if (codes.numel(), units.numel()) != expected:
             raise PayloadError(
@@ -151,10 +180,6 @@ class BlockQuantizer(Requantizer):
 
     def _key(self, step: int, bucket: int, rank: int, shard: int) -> RandomKey | None:
         return RandomKey(mixed(self.seed, rank, shard), step, bucket) if self.stochastic else None
-
-
-def _codes(payload: Payload) -> BlockCodes:
-    return BlockCodes(payload["codes"], payload["scales"])
 
 
 def checked_scales(scales: torch.Tensor) -> torch.Tensor:

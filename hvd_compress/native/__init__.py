@@ -19,7 +19,7 @@ Raises:
     UnsupportedError: a CUDA tensor where the CUDA kernels were not built or cannot run.
     MismatchError: a ConfigError of indices out of range, or lengths that do not match. Of CUDA tensors, bad indices
         are left out, and raised by check_pending(): no kernel but threshold_select and threshold_accumulate makes the
-        host wait.
+        host wait, and the two that the host runs, block_encode and block_decode.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from hvd_compress.native.blocks import (
     block_sum_quantize,
 )
 from hvd_compress.native.checks import MAX_NUMEL
+from hvd_compress.native.coded import block_decode, block_encode
 from hvd_compress.native.curve import GainCurve, gain_curve
 from hvd_compress.native.elias_fano import EliasFano, elias_fano_decode, elias_fano_encode
 from hvd_compress.native.faults import about, check_pending, forget_pending
@@ -66,6 +67,8 @@ __all__ = [
     "RandomKey",
     "about",
     "accumulate",
+    "block_decode",
+    "block_encode",
     "block_quantize",
     "block_sum",
     "block_sum_quantize",

@@ -26,6 +26,8 @@ MAX_BLOCK = 1024
 MAX_SOURCES = 1024
 """Payloads that one call adds."""
 FITS = ("max", "ternary")
+CHUNK = {4: 256, 3: 512, 2.5: 512, 2: 512}
+"""Groups that are coded by one table, by the bits of an element; with 8 coding would save nothing."""
 MOST = {8: 127, 4: 7, 3: 3, 2.5: 2, 2: 1}
 """By bits of an element, the largest whole number that it may be; four of 2.5 bits share 10."""
 
@@ -62,6 +64,15 @@ class BlockFormat:
     def code_bytes(self, numel: int) -> int:
         """Return the bytes of the codes of so many elements."""
         return -(-numel // GROUP) * int(8 * self.bits)
+
+    def coded_bytes(self, numel: int) -> int:
+        """Return the most bytes of those codes when they are coded: one more for each chunk.
+
+        Raises ConfigError for a format that cannot be coded.
+        """
+        if self.bits not in CHUNK:
+            raise ConfigError(f"codes of {self.bits} bits cannot be coded, those of {', '.join(map(str, CHUNK))} can")
+        return self.code_bytes(numel) + -(-numel // (GROUP * CHUNK[self.bits]))
 
     def blocks(self, numel: int) -> int:
         """Return how many blocks, and units, so many elements have."""

@@ -22,7 +22,7 @@ ONES, SIX = torch.ones(2), torch.ones(6)
 SCALE = torch.ones(())
 UP = torch.tensor([1, 4], dtype=torch.int32)
 KEY = {"seed": 1, "step": 2, "bucket": 3}
-FORM = native.BlockFormat(8)
+FORM, FOUR = native.BlockFormat(8), native.BlockFormat(4)
 CODES, UNITS = torch.zeros(64, dtype=torch.uint8), torch.ones(1).bfloat16()
 SENT = native.BlockCodes(CODES, UNITS)
 
@@ -79,6 +79,8 @@ CALLS: dict[str, tuple[str, Callable[[torch.Tensor], object]]] = {
     "scatter_lists indices": ("indices of list 0", lambda t: native.scatter_lists([(t, ONES)], torch.ones(6), 1.0)),
     "scatter_lists values": ("values of list 0", lambda t: native.scatter_lists([(UP, t)], torch.ones(6), 1.0)),
     "scatter_lists out": ("out", lambda t: native.scatter_lists([(UP, ONES)], t, 1.0)),
+    "block_encode codes": ("codes", lambda t: native.block_encode(t, 6, FOUR)),
+    "block_decode coded": ("coded", lambda t: native.block_decode(t, 6, FOUR)),
     "elias_fano_encode indices": ("indices", lambda t: native.elias_fano_encode(t, 9)),
     "elias_fano_decode words": ("words", lambda t: native.elias_fano_decode(t, 9, 2)),
     "quantize_accumulate grad": ("grad", lambda t: native.quantize_accumulate(t, torch.ones(6), 8, **KEY)),
@@ -118,7 +120,7 @@ def _own_dtype(name: str) -> torch.dtype:
         "indices": torch.int32,
         "words": torch.int32,
         "units": torch.bfloat16,
-        **dict.fromkeys(("bits", "packed", "codes"), torch.uint8),
+        **dict.fromkeys(("bits", "packed", "codes", "coded"), torch.uint8),
     }
     return known.get(name.split()[0], torch.float32)
 
@@ -430,6 +432,8 @@ def test_more_elements_than_int32_reaches(tmp_path: Path) -> None:
         lambda n: _native.block_quantize(0, 0, 0, 0, n, 127, 64, 0, False, 1, 2, 3, 0, 0),
         lambda n: _native.block_sum([(0, 0)], n, 127, 64, 1.0, 0, 0),
         lambda n: _native.block_sum_quantize(0, 0, [(0, 0)], 0, 0, n, 127, 64, 0, False, 1, 2, 3, 0, 0),
+        lambda n: _native.block_encode(0, n, 3, 0),
+        lambda n: _native.block_decode(0, 0, n, 3, 0),
         lambda n: _native.elias_fano_encode(0, 1, n, 0),
         lambda n: _native.elias_fano_decode(0, 1, n, 0, 0, 2**40),
         lambda n: _native.decode_attention(
@@ -487,6 +491,8 @@ def test_launchers_refuse_what_they_have_no_code_for() -> None:
         lambda: _native.block_quantize(0, 0, 0, 0, 4, 127, 96, 0, False, 1, 2, 3, 0, 0),
         lambda: _native.block_quantize(0, 0, 0, 0, 4, 7, 64, 1, False, 1, 2, 3, 0, 0),
         lambda: _native.block_sum([], 4, 127, 64, 1.0, 0, 0),
+        lambda: _native.block_encode(0, 4, 127, 0),
+        lambda: _native.block_decode(0, 0, 4, 5, 0),
         lambda: _native.block_sum_quantize(0, 0, [(0, 0)], 2, 0, 4, 127, 64, 0, False, 1, 2, 3, 0, 0),
     ):
         with pytest.raises(RuntimeError, match="a size is negative"):

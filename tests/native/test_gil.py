@@ -30,6 +30,8 @@ UNITS = torch.zeros(N // 64, dtype=torch.bfloat16)
 WORDS = torch.zeros(N, dtype=torch.int32)
 CODE = WORDS.data_ptr()
 _native.elias_fano_encode(I, K, N, CODE)
+CODED = torch.zeros(N, dtype=torch.uint8)
+CODED_BYTES = _native.block_encode(Q, N, 3, CODED.data_ptr())
 SENT = (torch.zeros(N, dtype=torch.uint8).data_ptr(), UNITS.data_ptr())
 PLAN = torch.tensor([0, 1, 0, 0, 1, 0, 0])
 INDEX = torch.zeros(N // 8, dtype=torch.int64)
@@ -64,6 +66,8 @@ KERNELS: dict[str, Callable[[], object]] = {
     "block_sum_quantize": lambda: _native.block_sum_quantize(
         G, 0, [SENT, SENT], 1, O, N, 127, 64, 0, False, 0, 0, 0, Q, UNITS.data_ptr()
     ),
+    "block_encode": lambda: _native.block_encode(Q, N, 3, W),
+    "block_decode": lambda: _native.block_decode(CODED.data_ptr(), CODED_BYTES, N, 3, Q),
     "elias_fano_encode": lambda: _native.elias_fano_encode(I, K, N, Q),
     "elias_fano_decode": lambda: _native.elias_fano_decode(CODE, K, N, Q, W, WORKSPACE.numel()),
     "copy_tokens": lambda: _native.copy_tokens(G, 1, 1, 0, 0, 1024, INDEX.data_ptr(), N // 8, O, 0),

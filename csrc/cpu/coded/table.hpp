@@ -10,15 +10,20 @@
 namespace hvd_compress::cpu {
 
 struct CodeTable {
-    // By number: its code word, the first bit the lowest, above its length of 4 bits.
+    // By symbol: its code word, the first bit the lowest, above its length of 4 bits; 0 where it has none.
     std::vector<std::uint32_t> words;
-    // By the next kCodedLongest bits: the number, above the length of its code word; 0 where there is no such word.
-    std::array<std::uint16_t, 1 << kCodedLongest> numbers;
+    // By the next coded_longest() bits: the symbol, above the length of its code word. There is one for all bits.
+    std::vector<std::uint16_t> numbers;
+};
 
-    int length(std::uint32_t number) const { return words[number] & 15; }
+// Those of one `most`.
+struct CodeTables {
+    CodeTable tables[kCodedTables];
+    // By symbol: how many bits it takes by each table.
+    std::vector<std::array<std::uint8_t, kCodedTables>> lengths;
 };
 
 // Made when it is first asked for.
-const CodeTable& code_table(int most, int table);
+const CodeTables& code_tables(int most);
 
 }  // namespace hvd_compress::cpu

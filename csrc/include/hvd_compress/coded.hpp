@@ -1,16 +1,16 @@
-// The codes of a block quantisation in digits (blocks.hpp, most = 3 or 2) in as many bits as their distribution needs.
+// The codes of a block quantisation (blocks.hpp, most = 7, 3, 2 or 1) in as many bits as their distribution needs.
 //
-// The number that four elements share is one symbol, and has a Huffman code of at most kCodedLongest bits: of four
-// whole numbers at once it is within 2 % of their entropy. Tables are static: table t expects digits by kCodedWeights,
-// and the encoder takes the one by which its codes are shortest. Code words are canonical: of ascending length, those
-// of one length by ascending number.
+// What elements share, a number in digits or a byte, is one symbol. Symbols are rows of 16: a group is one, with most =
+// 7 two. A symbol has a Huffman code of at most coded_longest() bits; of two whole numbers at once or of four it is
+// within 2 % of their entropy. Tables are static: each expects whole numbers as often as table.cpp says, each by
+// itself. Code words are canonical: of ascending length, those of one length by ascending symbol.
 //
-// Coded, n elements are
-//   1 byte: the table, or kCodedRaw: then the codes follow as blocks.hpp has them;
-//   for each chunk of kCodedChunk groups, the last of which may have fewer, 16 lengths of 16 bits: bytes of its
-//   streams; the streams, one after the other. Stream j of a chunk has number j of each of its groups, in order; the
-//   first bit of a code word is the lowest of those that are left of a byte, and what is left of the last byte is 0.
-// So a chunk can be decoded by itself, and each of its streams, too.
+// Rows are cut into chunks of kCodedRows; the last one may have fewer. Coded, they are
+//   1 byte a chunk: the table by which a sample of it is shortest, or kCodedRaw;
+//   for each chunk that is not raw 16 lengths of 16 bits: bytes of its streams;
+//   the chunks: their streams, one after the other, or raw, as blocks.hpp has them, which is never more.
+// Stream j of a chunk has symbol j of each row. The first bit of a code word is the lowest of those that are left of a
+// byte, and what is left of the last byte is 0. So each chunk can be decoded by itself, and each of its streams, too.
 //
 // What is coded may come from another rank: nothing is read or written outside of it, whatever it holds.
 #pragma once
@@ -19,20 +19,23 @@
 
 namespace hvd_compress {
 
-constexpr int kCodedChunk = 256, kCodedStreams = 16, kCodedTables = 4, kCodedLongest = 13;
+constexpr int kCodedRows = 512, kCodedStreams = 16, kCodedTables = 16;
 constexpr std::uint8_t kCodedRaw = 255;
 
-// Of each table how often q = 0, and each of 1 to most and of -1 to -most, is expected among 4096.
-constexpr std::uint16_t kCodedWeights[2][kCodedTables][4] = {
-    {{1969, 936, 127}, {2777, 575, 84}, {3061, 452, 65}, {3626, 217, 18}},                    // most = 2
-    {{1364, 949, 334, 83}, {2192, 723, 169, 61}, {2477, 647, 112, 50}, {3186, 404, 38, 13}},  // most = 3
-};
+constexpr bool is_codable(int most) noexcept { return most == 7 || most == 3 || most == 2 || most == 1; }
 
-constexpr std::int64_t coded_chunks(std::int64_t n) noexcept {
-    return (block_code_bytes(n, 1) / block_group_bytes(1) + kCodedChunk - 1) / kCodedChunk;
+// The bits of the longest code word: more save less than what larger tables cost in time.
+constexpr int coded_longest(int most) noexcept { return most == 3 ? 14 : most == 2 ? 13 : 12; }
+// Of a group.
+constexpr int coded_rows(int most) noexcept { return most == 7 ? 2 : 1; }
+constexpr std::int64_t coded_chunks(std::int64_t n, int most) noexcept {
+    const std::int64_t whole = kCodedRows / coded_rows(most) * kBlockGroup;
+    return n / whole + (n % whole != 0);
 }
 // At most.
-constexpr std::int64_t coded_bytes(std::int64_t n, int most) noexcept { return 1 + block_code_bytes(n, most); }
+constexpr std::int64_t coded_bytes(std::int64_t n, int most) noexcept {
+    return coded_chunks(n, most) + block_code_bytes(n, most);
+}
 
 namespace cpu {
 

@@ -64,7 +64,7 @@ class Switching(Part):
             raise ConfigError("low and high must have the same engine, device and feedback")
         if low.compressor == high.compressor:
             raise ConfigError(f"low and high both send {low.compressor}: there is nothing to switch between")
-        sent = [sum(each.nbytes for each in level.compressor.wire(SAMPLE)) for level in (low, high)]
+        sent = [sum(each.priced for each in level.compressor.wire(SAMPLE)) for level in (low, high)]
         if sent[0] < sent[1]:
             raise ConfigError(
                 f"low = {low.compressor} sends less than high = {high.compressor}: low is the lower compression, and "

@@ -26,7 +26,7 @@ def payloads_of(compressor: Compressor, model: ModelProfile) -> tuple[Payload, .
         )
     shapes = tuple(tensor.shape or (tensor.numel,) for tensor in model.tensors)
     layout = Layout(tuple(tensor.name for tensor in model.tensors), shapes)
-    return tuple(Payload(each.nbytes, each.sum_dtype is not None) for each in compressor.wire(layout))
+    return tuple(Payload(each.priced, each.sum_dtype is not None) for each in compressor.wire(layout))
 
 
 def is_summable(compressor: Compressor) -> bool:

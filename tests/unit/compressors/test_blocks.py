@@ -13,7 +13,7 @@ from hvd_compress.collectives import Work, build
 from hvd_compress.collectives.requantize import shards
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import BlockQuantizer, TopK
-from hvd_compress.compressors.blocks import mixed
+from hvd_compress.compressors.blocks import CODED_BITS, mixed
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines import wire
 from hvd_compress.engines.base import Capabilities
@@ -75,6 +75,36 @@ def test_nothing_is_lost_at_either_end(bits: float) -> None:
     for rank, part in enumerate(shards(numel, size, 64)):
         unit = corrected[part].abs().max() / BlockFormat(bits).most
         assert 0 < ranks[rank].pending[part].abs().max() < unit, "the owner keeps what the second rounding lost"
+
+
+@pytest.mark.parametrize("path", PATHS[:2])
+@pytest.mark.parametrize("stochastic", [False, True])
+@pytest.mark.parametrize("bits", CODED_BITS)
+def test_coded_ones_lose_what_others_do_in_fewer_bytes(bits: float, stochastic: bool, path: str) -> None:
+    """To the bit, in the result and in what is remembered; short payloads by a byte more, at most."""
+    for numel in (*NUMELS, 40_000):
+        plain, coded = (
+            step(BlockQuantizer(bits, stochastic=stochastic, coded=flag), path, 3, normal(numel))
+            for flag in (False, True)
+        )
+        for one, other in zip(plain, coded, strict=True):
+            assert torch.equal(one.result, other.result)
+            assert torch.equal(one.pending, other.pending)
+            assert other.sent_bytes <= one.sent_bytes + 4 * 16
+        if numel == 40_000:
+            assert coded[0].sent_bytes < 0.93 * plain[0].sent_bytes
+
+
+def test_what_is_coded_differs_in_length() -> None:
+    """So nothing that must know it beforehand may carry it."""
+    coded = BlockQuantizer(3, coded=True)
+    (round_,) = coded.wire(Layout.of(10**5))
+    assert not round_.fixed
+    assert round_.priced < BlockQuantizer(3).wire(Layout.of(10**5))[0].nbytes < round_.nbytes
+    with pytest.raises(UnsupportedError, match="gather-broadcast"):
+        decide(Request(coded, "gather-broadcast"), Layout.of(64), 3, InProcessWorld(3).engine(0).capabilities)
+    with pytest.raises(ConfigError, match="coded=True with 8 bits"):
+        BlockQuantizer(8, coded=True)
 
 
 @pytest.mark.parametrize(("bad", "value", "path"), covering(range(3), [math.nan, math.inf, -math.inf], PATHS))
