@@ -116,13 +116,16 @@ class Payload:
     def _entries(self) -> list[tuple[int, int]]:
         return [(_DTYPES.index(tensor.dtype), tensor.numel()) for tensor in self.tensors.values()]
 
-    def unpack(self, buffer: torch.Tensor, step: int, bucket: int, header: torch.Tensor | None = None) -> Payload:
+    def unpack(
+        self, buffer: torch.Tensor, step: int, bucket: int, header: torch.Tensor | None = None, exact: bool = True
+    ) -> Payload:
         """Read a buffer that another rank packed from the same kind of payload as this one.
 
         The tensors are views of `buffer`. Lengths may differ from this payload's; names, dtypes and numel may not.
 
         Args:
             header: where `buffer` lies on a device: the same bytes, or the first of them, in the host's memory.
+            exact: whether nothing may follow.
 
         Raises:
             PayloadError: the buffer is cut off, of another step, bucket, numel or kind, or not a payload at all.
@@ -145,7 +148,7 @@ class Payload:
             raise PayloadError(f"{buffer.numel()} bytes are too few for {count} tensor entries")
         entries = self._read_entries(raw, buffer.numel())
         offsets, end = _offsets(entries)
-        if end != buffer.numel():
+        if end > buffer.numel() or (exact and end < buffer.numel()):
             raise PayloadError(f"{buffer.numel()} bytes arrived, the header announces {end}")
         views = {
             name: buffer[offset : offset + length * own.element_size()].view(own.dtype)

@@ -9,11 +9,12 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.collectives.base import Collective, Exchange, Work, send_residual
-from hvd_compress.collectives.packed import Packer, check_size
-from hvd_compress.compressors.base import Compressor, finish
+from hvd_compress.collectives.packed import Packer, check_size, is_fixed
+from hvd_compress.compressors.base import Compressor, Requantizer, finish
 from hvd_compress.compressors.finite import all_finite
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
+from hvd_compress.engines.layout import AtMost
 from hvd_compress.payload import Payload
 
 
@@ -74,13 +75,22 @@ class _AllGatherExchange(Exchange):
             # Of a fixed size every rank's payload has this length, since all have the same layout and settings.
             lengths = [self._packed.numel()] * self._world_size if round_.fixed else None
             inbox = self._work.lane.inbox(f"received {number}", sum(lengths), torch.uint8) if lengths else None
-            self._received = engine.allgather(self._packed, lengths, self._algorithm, out=inbox)
+            self._received = engine.allgather(self._packed, lengths or self._most, self._algorithm, out=inbox)
             if number < last:
                 with self._work.lane.between_collectives():
                     self._pack(self._rounds.send(self._unpacked()), number + 1)
 
+    @property
+    def _most(self) -> AtMost | None:
+        """What all ranks send at most, where that is not much more."""
+        if not isinstance(self._compressor, Requantizer) or is_fixed(self._compressor, self._work.layout):
+            return None
+        most = [self._compressor.template(self._work.gradient.numel()).packed_bytes] * self._world_size
+        return AtMost(most, most)
+
     def _unpacked(self) -> list[Payload]:
-        return [self._packer.unpack(rank, buffer, self._own) for rank, buffer in enumerate(self._received)]
+        received, exact = enumerate(self._received), self._most is None
+        return [self._packer.unpack(rank, buffer, self._own, exact) for rank, buffer in received]
 
     def decode(self) -> torch.Tensor:
         finish(self._rounds, self._unpacked())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from hvd_compress.buckets.layout import Layout
 from hvd_compress.collectives.base import Work
 from hvd_compress.compressors.base import Compressor, Round
 from hvd_compress.errors import PayloadError, located
@@ -17,6 +18,11 @@ def check_size(compressor: Compressor, round_: Round, payload: Payload) -> None:
             f"{compressor} sends {payload.wire_bytes} bytes, and its wire() says {round_.nbytes}: say "
             "fixed=False where data decide"
         )
+
+
+def is_fixed(compressor: Compressor, layout: Layout) -> bool:
+    """Whether all ranks know how much they get."""
+    return all(round_.fixed for round_ in compressor.wire(layout))
 
 
 class Packer:
@@ -37,15 +43,16 @@ class Packer:
         packed = None if in_place else work.lane.buffer(name, payload.packed_bytes, torch.uint8)
         return payload.pack(work.step, work.bucket, packed, work.lane.place)
 
-    def unpack(self, rank: int, packed: torch.Tensor, template: Payload) -> Payload:
+    def unpack(self, rank: int, packed: torch.Tensor, template: Payload, exact: bool = True) -> Payload:
         """Return what a rank sent; call it as lane.fetch().
 
         Args:
             template: a payload of the same names, dtypes and number of elements.
+            exact: whether nothing may follow it.
 
         Raises:
             PayloadError: the bytes are no such payload of this step and bucket; it names the rank.
         """
         work = self._work
         with located(f"payload from rank {rank}"):
-            return template.unpack(work.lane.fetch(packed), work.step, work.bucket, header=packed)
+            return template.unpack(work.lane.fetch(packed), work.step, work.bucket, packed, exact)

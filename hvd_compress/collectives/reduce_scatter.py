@@ -9,13 +9,13 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.collectives.base import Collective, Exchange, Work, send_residual
-from hvd_compress.collectives.packed import Packer
+from hvd_compress.collectives.packed import Packer, is_fixed
 from hvd_compress.compressors.base import Compressor, Requantizer, SingleRound, feedback_of
 from hvd_compress.compressors.cast import Cast
 from hvd_compress.compressors.finite import all_finite, nan_unless
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
-from hvd_compress.engines.layout import shard_lengths
+from hvd_compress.engines.layout import AtMost, shard_lengths
 from hvd_compress.errors import located
 from hvd_compress.feedback.states import BucketState
 from hvd_compress.payload import Payload
@@ -63,6 +63,7 @@ class _ReduceScatterExchange(Exchange):
         assert isinstance(collective.compressor, SingleRound)
         self._compressor, self._work, self._rank = collective.compressor, work, rank
         self._lengths = shard_lengths(work.layout.numel, world_size)
+        self._fixed = is_fixed(collective.compressor, work.layout)
         self._own: torch.Tensor
         self._packer: Packer
 
@@ -89,19 +90,19 @@ class _ReduceScatterExchange(Exchange):
             gradient.record_stream(torch.cuda.current_stream(gradient.device))
 
     def communicate(self, engine: Engine) -> None:
-        own_bytes = self._template.packed_bytes
+        most = [self._template(length).packed_bytes for length in self._lengths]
+        own_bytes = most[self._rank]
         lengths = [0 if rank == self._rank else own_bytes for rank in range(len(self._lengths))]
-        fixed = all(round_.fixed for round_ in self._compressor.wire(self._work.layout))
-        self._received = engine.alltoall(self._outgoing, lengths if fixed else None)
+        self._received = engine.alltoall(self._outgoing, lengths if self._fixed else AtMost(most, lengths))
 
     def decode(self) -> torch.Tensor:
-        layout, template, scale = self._part, self._template, self._work.scale
+        layout, template, scale = self._part, self._template(self._lengths[self._rank]), self._work.scale
         total = torch.zeros_like(self._own)
         for rank, packed in enumerate(self._received):
             if rank == self._rank:
                 total.add_(self._own, alpha=scale)
                 continue
-            payload = self._packer.unpack(rank, packed, template)
+            payload = self._packer.unpack(rank, packed, template, self._fixed)
             with located(f"payload from rank {rank}"):
                 self._compressor.add_to(total, payload, scale, layout)
         self.result = total
@@ -112,12 +113,11 @@ class _ReduceScatterExchange(Exchange):
         start = sum(self._lengths[: self._rank])
         return self._work.layout.part(slice(start, start + self._lengths[self._rank]), self._work.layout.dtype)
 
-    @property
-    def _template(self) -> Payload:
+    def _template(self, numel: int) -> Payload:
         if isinstance(self._compressor, Requantizer):
-            return self._compressor.template(self._lengths[self._rank])
+            return self._compressor.template(numel)
         assert isinstance(self._compressor, Cast)
-        sent = torch.empty(self._lengths[self._rank], dtype=self._compressor.sum_dtype(self._work.layout.dtype))
+        sent = torch.empty(numel, dtype=self._compressor.sum_dtype(self._work.layout.dtype))
         return Payload({"values": sent}, sent.numel(), summable=True)
 
 

@@ -9,11 +9,11 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.collectives.base import Collective, Exchange, Work, send_residual
-from hvd_compress.collectives.packed import Packer
+from hvd_compress.collectives.packed import Packer, is_fixed
 from hvd_compress.compressors.base import Compressor, Requantizer
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
-from hvd_compress.engines.layout import shard
+from hvd_compress.engines.layout import AtMost, shard
 from hvd_compress.payload import Payload
 
 ALLTOALL, GATHER = "alltoall-allgather", "gather-broadcast"
@@ -50,7 +50,7 @@ class Requantize(Collective):
             return ()
         needs = {ALLTOALL: {"alltoall", "allgather"}, GATHER: {"gather", "broadcast"}}
         names = [name for name in cls.names if needs[name] <= set(can.verbs)]
-        if not _is_fixed(compressor, layout):  # all must know how much they get from a broadcast
+        if not is_fixed(compressor, layout):  # all must know how much they get from a broadcast
             names = [name for name in names if name != GATHER]
         return [Path(name) for name in names]
 
@@ -71,10 +71,10 @@ class _RequantizeExchange(Exchange):
 
     def __init__(self, compressor: Requantizer, work: Work, rank: int, world_size: int) -> None:
         self._compressor, self._work, self._rank, self._world_size = compressor, work, rank, world_size
-        self._packer = Packer(work)
+        self._packer, self._fixed = Packer(work), is_fixed(compressor, work.layout)
 
     def _unpack(self, rank: int, packed: torch.Tensor, part: slice) -> Payload:
-        return self._packer.unpack(rank, packed, self._compressor.template(_numel(part)))
+        return self._packer.unpack(rank, packed, self._compressor.template(_numel(part)), self._fixed)
 
     def _packed_bytes(self, part: slice) -> int:
         return self._compressor.template(_numel(part)).packed_bytes
@@ -95,18 +95,17 @@ class _OwnersExchange(_RequantizeExchange):
 
     def communicate(self, engine: Engine) -> None:
         own, lane = self._shards[self._rank], self._work.lane
-        fixed = _is_fixed(self._compressor, self._work.layout)
         lengths = [0 if rank == self._rank else self._packed_bytes(own) for rank in range(self._world_size)]
-        received = engine.alltoall(self._outgoing, lengths if fixed else None)
+        sent = [self._packed_bytes(part) for part in self._shards]
+        received = engine.alltoall(self._outgoing, lengths if self._fixed else AtMost(sent, lengths))
         with lane.between_collectives():
             others = [self._unpack(rank, buffer, own) for rank, buffer in enumerate(received) if rank != self._rank]
             packed = self._packer.pack("sum", self._compressor.sum_shard(self._work, own, others))
-        if not fixed:
-            self._received = engine.allgather(packed)
+        if not self._fixed:
+            self._received = engine.allgather(packed, AtMost([sent[self._rank]] * self._world_size, sent))
             return
-        lengths = [self._packed_bytes(part) for part in self._shards]
-        inbox = lane.inbox("sums", sum(lengths), torch.uint8)
-        self._received = engine.allgather(packed, lengths, out=inbox)
+        inbox = lane.inbox("sums", sum(sent), torch.uint8)
+        self._received = engine.allgather(packed, sent, out=inbox)
 
     def decode(self) -> torch.Tensor:
         received = enumerate(zip(self._received, self._shards, strict=True))
@@ -147,11 +146,6 @@ def shards(numel: int, world_size: int, granule: int) -> list[slice]:
     """Return what each rank owns, in rank order: equal numbers of granules, or one more; perhaps nothing."""
     owned = [shard(-(-numel // granule), world_size, rank) for rank in range(world_size)]
     return [slice(min(numel, part.start * granule), min(numel, part.stop * granule)) for part in owned]
-
-
-def _is_fixed(compressor: Compressor, layout: Layout) -> bool:
-    """Whether all know how much they get; else engines exchange lengths first."""
-    return all(round_.fixed for round_ in compressor.wire(layout))
 
 
 def _numel(part: slice) -> int:

@@ -76,39 +76,50 @@ class Quantisers(Part):
         return Request(BlockQuantizer(8, block, stochastic, seed))
 
     @staticmethod
-    def int4(block: int = 64, stochastic: bool = False, *, coded: bool = False, seed: int = 0) -> Request:
+    def int4(block: int | None = None, stochastic: bool = False, *, coded: bool = False, seed: int = 0) -> Request:
         """Send 4 bits an element and a bf16 scale a block, as int8(): an eighth of the bytes of dense.
 
         Args:
-            coded: send the same numbers by Huffman codes (1952), in about 3.3 bits, or 2.2 with int3(), and 1.7 and 1.5
-                with 5 and 3 levels of int2(). Nothing more is lost. It pays where a step waits for the line: the host
-                codes, also what a GPU has rounded.
+            block: as int8(); 64, or 256 with `coded`, where larger blocks save more bits than they lose.
+            stochastic, seed: as int8().
+            coded: send whole numbers by Huffman codes (1952), which lose nothing. It pays where a step waits for the
+                line: the host codes, also what a GPU has rounded.
         """
-        return Request(BlockQuantizer(4, block, stochastic, seed, coded))
+        return _few_bits(4, block, stochastic, coded, seed)
 
     @staticmethod
-    def int3(block: int = 64, stochastic: bool = False, *, coded: bool = False, seed: int = 0) -> Request:
-        """Send one of -3..3 an element, in 3 bits, and a bf16 scale a block, as int8(): a tenth of the bytes of dense.
+    def int3(block: int | None = None, stochastic: bool = False, *, coded: bool = False, seed: int = 0) -> Request:
+        """Send one of -3..3 an element, in 3 bits, and a bf16 scale a block, as int4(): a tenth of the bytes of dense.
 
-        Its loss lies between that of int4() and of int2(). `coded`: as int4().
+        Its loss lies between that of int4() and of int2(). Coded it takes a sixteenth of the bytes of dense.
         """
-        return Request(BlockQuantizer(3, block, stochastic, seed, coded))
+        return _few_bits(3, block, stochastic, coded, seed)
 
     @staticmethod
     def int2(
-        block: int = 64, stochastic: bool = False, *, levels: Literal[3, 5] = 3, coded: bool = False, seed: int = 0
+        block: int | None = None,
+        stochastic: bool = False,
+        *,
+        levels: Literal[3, 5] = 3,
+        coded: bool = False,
+        seed: int = 0,
     ) -> Request:
-        """Send -1, 0 or 1 an element and a bf16 scale a block, as int8(): a fourteenth of the bytes of dense.
+        """Send -1, 0 or 1 an element and a bf16 scale a block, as int4(): a fourteenth of the bytes of dense.
 
         It loses so much that training takes more steps.
 
         Args:
             levels: 5 sends one of -2..2 in 2.5 bits, a twelfth of the bytes of dense.
-            coded: as int4().
 
         Raises:
             ConfigError: levels is not 3 or 5, or another value is out of range.
         """
         if levels not in (3, 5):
             raise ConfigError(f"levels = {levels!r} is not 3 or 5")
-        return Request(BlockQuantizer(2 if levels == 3 else 2.5, block, stochastic, seed, coded))
+        return _few_bits(2 if levels == 3 else 2.5, block, stochastic, coded, seed)
+
+
+def _few_bits(bits: float, block: int | None, stochastic: bool, coded: bool, seed: int) -> Request:
+    """Return the request, with the block that loses least for its bits (benchmarks/results/coded.md)."""
+    block = (256 if coded is True else 64) if block is None else block
+    return Request(BlockQuantizer(bits, block, stochastic, seed, coded))

@@ -172,6 +172,11 @@ class Compressor(ABC):
         return self
 
     @property
+    def shorter(self) -> Compressor | None:
+        """The same compressor with payloads that a coder makes shorter, for time; None where there is none."""
+        return None
+
+    @property
     def sent_ratio(self) -> float:
         """k / numel of what is sent; 1.0 where every element is, or may be."""
         return 1.0

@@ -82,6 +82,10 @@ class BlockQuantizer(Requantizer):
         """Round to nearest, or at random."""
         return replace(self, stochastic=not feedback)
 
+    @property
+    def shorter(self) -> BlockQuantizer | None:
+        return replace(self, coded=True) if self.bits in CODED_BITS and not self.coded else None
+
     @cached_property
     def format(self) -> BlockFormat:
         return BlockFormat(self.bits, self.block, "ternary" if self.bits == 2 and not self.stochastic else "max")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,6 +17,7 @@ from hvd_compress.engines import wire
 from hvd_compress.engines.calls import Call, Ledger, Tally, Timed, in_ledger
 from hvd_compress.engines.capabilities import Capabilities
 from hvd_compress.engines.hosts import host_identity, numbered
+from hvd_compress.engines.layout import AtMost, Lengths, check_root, checked_lengths
 from hvd_compress.engines.names import ALGORITHMS, ALLGATHERS, BROADCASTS, ENGINES
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 
@@ -35,6 +36,7 @@ class Engine(ABC):
         ranks: by rank its number in the whole job, and `job_size` how many that has.
         in_flight: buckets that are best exchanged at a time among hosts, so that the line works while one waits.
         tracks_asked: how many a user asks for instead (HVD_COMPRESS_IN_FLIGHT).
+        takes_shorter: whether it can receive less than there is memory for, by AtMost. The same on all ranks.
         calls: one Call a collective until somebody takes them with `take_calls`.
         running: whether a collective runs now.
         pending: which, in words, for the message of a timeout; `place` says for what rank, step and bucket.
@@ -53,6 +55,8 @@ class Engine(ABC):
     job_size: int
     in_flight: int = 2
     tracks_asked: int | None = None
+    takes_shorter: bool = False
+    _swap_at_most: Callable[[Sequence[torch.Tensor], AtMost], list[torch.Tensor]]
     capabilities: Capabilities
 
     calls: list[Call] = in_ledger()
@@ -125,7 +129,7 @@ class Engine(ABC):
         """Find out which ranks share a host, and return `hosts`. Collective; it belongs to no step."""
         if self._hosts is None:
             self._hosts = numbered(self.allgather_json(host_identity()))
-            self.capabilities = replace(self.capabilities, hosts=self._hosts)
+            self.capabilities = replace(self.capabilities, hosts=self._hosts, takes_shorter=self.takes_shorter)
         return self._hosts
 
     def split(self, color: int | None) -> Engine | None:
@@ -222,7 +226,7 @@ class Engine(ABC):
     def allgather(
         self,
         tensor: torch.Tensor,
-        lengths: Sequence[int] | None = None,
+        lengths: Lengths = None,
         algorithm: str = "auto",
         out: torch.Tensor | None = None,
     ) -> list[torch.Tensor]:
@@ -235,20 +239,23 @@ class Engine(ABC):
         """
         self.require("allgather", algorithm)
         self.capabilities.require_layout(self.name, tensor)
-        self._check_lengths(lengths, tensor.numel())
-        if algorithm != "auto" and (lengths is None or len(set(lengths)) > 1):
+        lengths = checked_lengths(lengths, tensor.numel(), self)
+        exact = None if isinstance(lengths, AtMost) else lengths
+        if algorithm != "auto" and (exact is None or len(set(exact)) > 1):
             raise ConfigError(
                 f"algorithm {algorithm!r} of an allgather needs equal lengths, given by the caller, not {lengths}: "
                 "leave it at 'auto'"
             )
         if out is not None:
             self.capabilities.require_layout(self.name, out)
-            if lengths is None or out.numel() != sum(lengths) or out.dtype != tensor.dtype:
+            if exact is None or out.numel() != sum(exact) or out.dtype != tensor.dtype:
                 raise ConfigError(f"out of {out.numel()} x {out.dtype} does not fit lengths {lengths} x {tensor.dtype}")
         with self._timed("allgather", algorithm, wire.allgather(tensor.nbytes, self.world_size), tensor.nbytes):
-            if out is not None and lengths is not None:
-                return self._allgather_into(out, tensor, lengths, algorithm)
-            return self._allgather(tensor, lengths, algorithm)
+            if isinstance(lengths, AtMost):
+                return self._swap_at_most([tensor] * self.world_size, lengths)
+            if out is not None and exact is not None:
+                return self._allgather_into(out, tensor, exact, algorithm)
+            return self._allgather(tensor, exact, algorithm)
 
     def broadcast(self, tensor: torch.Tensor, root: int, algorithm: str = "auto") -> None:
         """Replace `tensor` by that of rank `root`. All ranks pass the same dtype and numel.
@@ -257,26 +264,26 @@ class Engine(ABC):
         """
         self.require("broadcast", algorithm)
         self.capabilities.require_layout(self.name, tensor)
-        self._check_root(root)
+        check_root(root, self)
         sent = wire.broadcast(tensor.nbytes, self.world_size, algorithm)
         with self._timed("broadcast", algorithm, sent, tensor.nbytes):
             self._broadcast(tensor, root, algorithm)
 
-    def alltoall(self, parts: Sequence[torch.Tensor], lengths: Sequence[int] | None = None) -> list[torch.Tensor]:
+    def alltoall(self, parts: Sequence[torch.Tensor], lengths: Lengths = None) -> list[torch.Tensor]:
         """Send `parts[r]` to rank r; return what each rank sent here, in rank order. One dtype, any lengths.
 
         `lengths` are the numel of what each rank sends here, where the caller knows them, which saves the round in
-        which they are exchanged; either all ranks pass them or none, and they must be true.
+        which they are exchanged; either all ranks pass them or none, and they must be true, but for AtMost.
         """
         self.require("alltoall")
         if len(parts) != self.world_size or len({part.dtype for part in parts}) != 1:
             raise ConfigError(f"alltoall takes {self.world_size} parts of one dtype, not {[p.dtype for p in parts]}")
         for part in parts:
             self.capabilities.require_layout(self.name, part)
-        self._check_lengths(lengths, parts[self.rank].numel())
+        lengths = checked_lengths(lengths, parts[self.rank].numel(), self)
         total = sum(part.nbytes for part in parts)
         with self._timed("alltoall", "auto", total - parts[self.rank].nbytes, total):
-            return self._alltoall(parts, lengths)
+            return self._swap_at_most(parts, lengths) if isinstance(lengths, AtMost) else self._alltoall(parts, lengths)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return this rank's shard of the sum over all ranks; shard r is `layout.shard(numel, world_size, r)`."""
@@ -292,18 +299,10 @@ class Engine(ABC):
         """Return every rank's tensor on rank `root`, None elsewhere. Lengths may differ; `lengths` as allgather()."""
         self.require("gather")
         self.capabilities.require_layout(self.name, tensor)
-        self._check_root(root)
-        self._check_lengths(lengths, tensor.numel())
+        check_root(root, self)
+        checked_lengths(lengths, tensor.numel(), self)
         with self._timed("gather", "auto", wire.gather(tensor.nbytes, self.world_size), tensor.nbytes):
             return self._gather(tensor, root, lengths)
-
-    def _check_lengths(self, lengths: Sequence[int] | None, numel: int) -> None:
-        if lengths is not None and (len(lengths) != self.world_size or lengths[self.rank] != numel):
-            raise ConfigError(f"lengths {list(lengths)} do not fit {numel} elements on rank {self.rank}")
-
-    def _check_root(self, root: int) -> None:
-        if not 0 <= root < self.world_size:
-            raise ConfigError(f"root {root} is not one of the {self.world_size} ranks")
 
     def take_calls(self) -> list[Call]:
         """Return the calls finished since the last time, and forget them."""

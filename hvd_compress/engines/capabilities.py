@@ -17,7 +17,8 @@ class Capabilities:
 
     `algorithms`, `broadcasts` and `allgathers` are what it can force of an allreduce, a broadcast and an all-gather,
     "auto" aside; `devices` the kinds of devices whose memory it takes, the one to measure with first; `splits` whether
-    `Engine.split` works; `aborts` whether `Engine.abort` does; `hosts` as `Engine.hosts`, empty before `Engine.locate`.
+    `Engine.split` works; `aborts` whether `Engine.abort` does; `hosts` as `Engine.hosts`, empty before `Engine.locate`;
+    `takes_shorter` as the engine's, false before that.
     """
 
     verbs: tuple[str, ...]
@@ -29,6 +30,7 @@ class Capabilities:
     splits: bool = False
     aborts: bool = False
     hosts: tuple[int, ...] = ()
+    takes_shorter: bool = False
 
     def forcible(self, verb: str) -> tuple[str, ...]:
         """Return the algorithms of `verb` that can be forced; none for verbs that have only one way."""

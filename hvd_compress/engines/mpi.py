@@ -102,9 +102,18 @@ class MpiEngine(PairwiseEngine):
         """Whether to wait asleep: among hosts. The same on all ranks, as calls that block match no others."""
         return self.among_hosts
 
-    def _swap(self, received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor]) -> None:
-        inbox = [self._comm.Irecv(_to_move(m), s) for s, _ in self.partners() for m in mpi_hosts.messages(received[s])]
-        outbox = [self._comm.Isend(_to_move(m), d) for _, d in self.partners() for m in mpi_hosts.messages(sent[d])]
+    @property
+    def takes_shorter(self) -> bool:  # type: ignore[override]
+        return self._sleeps
+
+    def _swap(
+        self, received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], most: Sequence[int] | None = None
+    ) -> None:
+        most = [tensor.numel() for tensor in sent] if most is None else most
+        incoming = [(s, mpi_hosts.messages(received[s])) for s, _ in self.partners()]
+        outgoing = [(d, mpi_hosts.messages(sent[d], most[d])) for _, d in self.partners()]
+        inbox = [self._comm.Irecv(_to_move(m), rank) for rank, messages in incoming for m in messages]
+        outbox = [self._comm.Isend(_to_move(m), rank) for rank, messages in outgoing for m in messages]
         mpi_hosts.finish(*inbox, *outbox)
 
     def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None:

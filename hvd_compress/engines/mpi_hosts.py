@@ -19,11 +19,17 @@ MESSAGE_BYTES, MOST_MESSAGES = 512 << 10, 64
 """A message below `mpi_environment`'s limit leaves at once; a longer one waits for the receiver, a round more."""
 
 
-def messages(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Return a tensor as it travels: in parts that leave at once, the same at both ends; nothing of an empty one."""
-    if tensor.nbytes > MOST_MESSAGES * MESSAGE_BYTES:
+def messages(tensor: torch.Tensor, most: int | None = None) -> Sequence[torch.Tensor]:
+    """Return a tensor as it travels: in parts that leave at once, as many at both ends; nothing of an empty one.
+
+    most: the elements for which the other end has memory, where these may be fewer: the last parts are then empty.
+    """
+    numel = tensor.numel() if most is None else most
+    length = MESSAGE_BYTES // tensor.element_size()
+    if numel > MOST_MESSAGES * length:
         return (tensor,)
-    return torch.split(tensor, MESSAGE_BYTES // tensor.element_size()) if tensor.numel() else ()
+    parts = torch.split(tensor, length) if tensor.numel() else ()
+    return (*parts, *[tensor[:0]] * (-(-numel // length) - len(parts)))
 
 
 def finish(*requests: MPI.Request) -> None:

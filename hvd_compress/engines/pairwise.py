@@ -14,16 +14,20 @@ import torch
 
 from hvd_compress.engines import layout
 from hvd_compress.engines.base import Engine
+from hvd_compress.engines.layout import AtMost
 
 
 class PairwiseEngine(Engine):
     """An engine that can `_swap`: from it come all-to-all, all-gather, gather, reduce-scatter and a small allreduce."""
 
     @abstractmethod
-    def _swap(self, received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor]) -> None:
+    def _swap(
+        self, received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], most: Sequence[int] | None = None
+    ) -> None:
         """Send `sent[r]` to each other rank r while `received[r]` comes from it. What is empty does not travel.
 
-        Lengths must be true. A rank's part for itself is not looked at.
+        Lengths must be true, but with `most`, where rank r has memory for most[r] elements of what it is sent: no part
+        is empty then. A rank's part for itself is not looked at.
         """
 
     def partners(self) -> Iterator[tuple[int, int]]:
@@ -36,6 +40,12 @@ class PairwiseEngine(Engine):
         received = list(torch.split(parts[0].new_empty(sum(lengths)), lengths))
         received[self.rank].copy_(parts[self.rank])
         self._swap(received, parts)
+        return received
+
+    def _swap_at_most(self, parts: Sequence[torch.Tensor], lengths: AtMost) -> list[torch.Tensor]:
+        received = list(torch.split(parts[0].new_empty(sum(lengths.received)), list(lengths.received)))
+        received[self.rank] = parts[self.rank]
+        self._swap(received, parts, lengths.sent)
         return received
 
     def _allgather(self, tensor: torch.Tensor, lengths: Sequence[int] | None, algorithm: str) -> list[torch.Tensor]:

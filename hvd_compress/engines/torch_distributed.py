@@ -137,7 +137,13 @@ class TorchEngine(PairwiseEngine):
             event.record(torch.cuda.current_stream(self._device))
             event.synchronize()
 
-    def _swap(self, received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor]) -> None:
+    @property
+    def takes_shorter(self) -> bool:  # type: ignore[override]
+        return self.backend == "gloo"
+
+    def _swap(
+        self, received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], most: Sequence[int] | None = None
+    ) -> None:
         if self.backend != "gloo":
             # The backend's own all-to-all posts the messages of all pairs at once.
             incoming = [_bytes_of(tensor) for tensor in received]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from hvd_compress import collectives
 from hvd_compress.buckets.layout import Layout
@@ -23,6 +24,10 @@ from hvd_compress.request.request import Request, compression_device
 MOST = 10
 """Arms that are tried, those that take the least by the curves: more would take more than 20 steps. Replayed with
 benchmarks/results/controller-grid.json, four of them lose 3 % to the best of all, ten 2 %."""
+
+CODING_S = 4e-9
+"""By how many seconds an element a coder must shorten collectives: what it takes where two ranks share a core
+(benchmarks/results/coded.md). Curves decide, as what real steps would have to tell apart is less than their noise."""
 
 Ways = Mapping[Candidate, list[Collective]]
 """By candidate, the collectives by which it may carry a bucket; the first is what others are compared with."""
@@ -54,7 +59,13 @@ class Arm:
 
 
 class Choices(ABC):
-    """What there is to choose from."""
+    """What there is to choose from.
+
+    Attributes:
+        may_code: whether a coder makes arms shorter where that takes less time.
+    """
+
+    may_code: ClassVar[bool] = False
 
     def loss(self, candidate: Candidate) -> str:
         """Return what a choice other than the first one costs, in words, for its reason."""
@@ -87,6 +98,7 @@ class Family(Choices):
         weighs_local_steps: whether reasons say what local steps would take.
     """
 
+    may_code = True
     request: Request
     candidates: tuple[Candidate, ...]
     weighs_local_steps: bool = False
@@ -97,7 +109,7 @@ class Family(Choices):
 
     def hint(self, arms: Sequence[Arm], step_s: float, waits_s: Sequence[float], world_size: int) -> str:
         """Say what local steps would take. It assumes the worst case, that ranks learn nothing alike."""
-        own = [number for number, arm in enumerate(arms) if arm.name.partition(" by ")[0] == "int4"]
+        own = [number for number, arm in enumerate(arms) if arm.name.partition(" by ")[0] in ("int4", "int4 coded")]
         if not self.weighs_local_steps or not own:
             return ""
         now_s = step_s + min(waits_s[number] for number in own)
@@ -226,7 +238,31 @@ def make_arms(
         if as_sent not in sent:
             arms.append(arm)
             sent.append(as_sent)
+    if choices.may_code and prices is not None:
+        arms = [arms[0], *(_coded(arm, layouts, can, prices) for arm in arms[1:])]
     return [arms[0], *sorted(sorted(arms[1:], key=lambda arm: arm.predicted)[: MOST - 1], key=arms.index)]
+
+
+def _coded(arm: Arm, layouts: Sequence[Layout], can: Capabilities, prices: Prices) -> Arm:
+    """Return an arm whose buckets a coder makes shorter where that saves more time than it takes."""
+    decisions, predicted = list(arm.decisions), arm.predicted
+    for number, (decision, layout) in enumerate(zip(arm.decisions, layouts, strict=True)):
+        shorter = decision.compressor.shorter
+        if shorter is None or not collectives.runs(shorter, decision.path, layout, can):
+            continue
+        (now_s,) = prices.by_path([decision.build()], layout).values()
+        coded = replace(decision, compressor=shorter)
+        (coded_s,) = prices.by_path([coded.build()], layout).values()
+        # Lengths go ahead by as many calls, unless receivers do not need them.
+        lengths_s = 0.0 if can.takes_shorter else sum(prices.by_path([coded.build()], Layout.of(1)).values())
+        saved_s = now_s - coded_s - lengths_s - CODING_S * layout.numel
+        if saved_s > 0:
+            decisions[number], predicted = coded, predicted - saved_s
+    if tuple(decisions) == arm.decisions:
+        return arm
+    name, by, path = arm.name.partition(" by ")
+    sent = arm.candidate.compressor.shorter or arm.candidate.compressor
+    return Arm(Candidate(f"{name} coded{by}{path}", sent, arm.candidate.factor), tuple(decisions), predicted)
 
 
 def _of(candidate: Candidate, row: Mapping[Candidate, tuple[float, Decision]]) -> tuple[float, Decision] | None:

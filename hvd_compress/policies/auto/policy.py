@@ -177,7 +177,11 @@ class AutoPolicy(TellingPolicy):
     def _may_choose(self, layout: Layout, decision: Decision) -> bool:
         ways = self._choices.ways(layout, self.world_size, self.capabilities)
         sent = decision.compressor, decision.path
-        return any((collective.compressor, collective.path) == sent for found in ways.values() for collective in found)
+        return any(
+            sent in ((each.compressor, each.path), (each.compressor.shorter, each.path))
+            for found in ways.values()
+            for each in found
+        )
 
     def _made(self) -> list[Arm]:
         own = _compressible(self._layouts)

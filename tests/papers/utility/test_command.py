@@ -232,7 +232,7 @@ PAYLOAD = ("--payload", "1%")
             (*NETWORK, "--compressor", "topk:share=0.1"),
             "topk has no setting 'share'; it has values, ",
         ),
-        ((*NETWORK, "--compressor", "int4:blok=64"), "stochastic, seed; did you mean block?"),
+        ((*NETWORK, "--compressor", "int4:blok=64"), "stochastic, coded, seed; did you mean block?"),
         ((*NETWORK, "--compressor", "topk:ratio=2"), "outside (0, 1]"),
         ((*NETWORK, "--compressor", "dense"), "--compressor dense compresses nothing"),
         ((*NETWORK, "--compressor", "topk:0.01"), "'0.01' is no setting, such as ratio=0.01"),

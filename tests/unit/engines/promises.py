@@ -13,6 +13,7 @@ import torch
 
 from hvd_compress.engines import layout
 from hvd_compress.engines.base import ALGORITHMS, ALLGATHERS, BROADCASTS, Engine
+from hvd_compress.engines.layout import AtMost
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
 
 MOVED_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.int32, torch.int64)
@@ -117,6 +118,26 @@ def alltoall_delivers_each_part(engine: Engine) -> None:
             for source, block in enumerate(received):
                 assert torch.equal(block, part(source, engine.rank, dtype))
     assert all(block.numel() == 0 for block in engine.alltoall([torch.zeros(0)] * engine.world_size))
+
+
+def less_than_the_most_arrives(engine: Engine) -> None:
+    """Each receives the beginning of what it has memory for; an engine that cannot gives just that."""
+
+    def length(source: int, target: int) -> int:
+        return 1 + (7 * source + 3 * target) % 40
+
+    ranks = range(engine.world_size)
+    for most in (41, 300, 400):
+        mine = [values(engine.rank, length(engine.rank, target), torch.uint8) for target in ranks]
+        at_most = AtMost([most] * engine.world_size, [most] * engine.world_size)
+        for source, block in zip(ranks, engine.alltoall(mine, at_most), strict=True):
+            sent = values(source, length(source, engine.rank), torch.uint8)
+            assert torch.equal(block[: sent.numel()], sent)
+            assert block.numel() in (sent.numel(), most)
+        for source, block in zip(ranks, engine.allgather(mine[0], at_most), strict=True):
+            sent = values(source, length(source, 0), torch.uint8)
+            assert torch.equal(block[: sent.numel()], sent)
+            assert block.numel() in (sent.numel(), most)
 
 
 def reduce_scatter_returns_this_ranks_shard(engine: Engine) -> None:
@@ -410,6 +431,7 @@ PROMISES: tuple[Callable[[Engine], None], ...] = (
     broadcast_replaces_all_by_the_root,
     forced_broadcasts_and_allgathers_move_the_same,
     alltoall_delivers_each_part,
+    less_than_the_most_arrives,
     reduce_scatter_returns_this_ranks_shard,
     gather_brings_all_to_the_root,
     results_are_copies,

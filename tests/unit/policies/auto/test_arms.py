@@ -88,7 +88,26 @@ class OnlyLarge(Family):
 def test_a_bucket_without_an_arms_path_travels_by_its_compressor() -> None:
     choices = OnlyLarge(NEAR.request, NEAR.candidates)
     found = arms_of([Layout.of(1_000_000), Layout.of(900)], choices, replace(SLOW, alpha=0.0))
-    by_path = [arm for arm in found if arm.name.startswith("int4 by")]
+    by_path = [arm for arm in found if arm.name.startswith("int4") and " by " in arm.name]
     assert by_path
     for arm in by_path:
         assert all(decision.compressor.compresses for decision in arm.decisions), arm.name
+
+
+LENGTHS = replace(CAN, takes_shorter=False)
+
+
+def coded_of(arms: Iterable[Arm]) -> list[Arm]:
+    return [arm for arm in arms if arm.name.startswith("int4 coded")]
+
+
+def test_a_coder_is_used_where_it_shortens_exchanges_by_more_than_it_takes() -> None:
+    layouts, sent = [Layout.of(2_000_000), Layout.of(10_000)], candidates("near")[3].compressor
+    for can, small in ((CAN, sent.shorter), (LENGTHS, sent)):
+        arms = make_arms(NEAR, Request(Cast()), layouts, 4, can, Priced(SLOW))  # type: ignore[arg-type]
+        (fastest,) = (arm for arm in arms if arm.name == "int4 coded")
+        assert [decision.compressor for decision in fastest.decisions] == [sent.shorter, small]
+        assert not any(arm.name == "int4" for arm in arms)
+    assert not coded_of(arms_of(layouts, costs=replace(SLOW, beta=8 / 1e9)))
+    assert not coded_of(arms_of(layouts, Named(Request(sent)), SLOW)), "what was asked for"
+    assert not coded_of(make_arms(NEAR, Request(Cast()), layouts, 4, CAN, None)), "nothing was measured"

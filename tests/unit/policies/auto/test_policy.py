@@ -80,7 +80,7 @@ def test_a_slow_network_gets_fewer_bytes() -> None:
         assert other[:2] == (sent, reason)
         assert torch.equal(other[2], values)
     assert "bits=4" in sent[-1]
-    assert "int4 by " in reason
+    assert "int4 coded by " in reason
     assert "a step not hidden; " in reason
     assert "dense " in reason
     assert len(set(sent[22:])) == 1, "a search takes at most 20 steps"

@@ -64,6 +64,13 @@ def trainings(name: str, steps: int = STEPS) -> list[tuple[Training, Chooser]]:
     return [(training, training.run(steps)) for training in made]
 
 
+@pytest.mark.parametrize(("name", "is_coded"), [("very slow", True), ("1 Gbit/s", False)])
+def test_a_coder_is_chosen_where_bytes_are_all_that_counts(name: str, is_coded: bool) -> None:
+    found = trainings(name)
+    chosen = [training.arms(training.network(0))[training.steps[-1][0]].name for training, _ in found]
+    assert all(("coded" in each) == is_coded for each in chosen), chosen
+
+
 @pytest.mark.level2
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_little_is_lost_over_the_best_arm(name: str) -> None:
