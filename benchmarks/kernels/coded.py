@@ -3,9 +3,9 @@
     PYTHONPATH=.:examples python -m benchmarks.kernels.coded
 
 Gradients of rank 0 in both tasks of time_to_accuracy, which train by them uncompressed for 151 steps, are quantised
-with feedback at both ends: what a rank sends, and what an owner sends of the sum of one. In steps 3, 30 and 150 the codes
-are encoded. The entropy is that of an element by how often each whole number occurs in the payload. The error is the mean
-of squares of what a rank could not send, over that of what it wanted to send: what feedback has to carry.
+with feedback at both ends: what a rank sends, and what an owner sends of the sum of one. In steps 3, 30 and 150 the
+codes are encoded. The entropy is that of an element by how often each whole number occurs in the payload. The error is
+the mean of squares of what a rank could not send, over that of what it wanted to send: what feedback has to carry.
 """
 
 from __future__ import annotations

@@ -154,6 +154,7 @@ METHODS = {
         Method("int2", "`int2()`", lambda c: c.int2()),
         Method("int4-coded", "`int4(coded=True)`", lambda c: c.int4(coded=True)),
         Method("int3-coded", "`int3(coded=True)`", lambda c: c.int3(coded=True)),
+        Method("five-coded", "`int2(levels=5, coded=True)`", lambda c: c.int2(levels=5, coded=True)),
         Method("powersgd", "`powersgd(4)`", lambda c: c.powersgd(4)),
         Method("powersgd-int8", '`powersgd(4, factors="int8")`', lambda c: c.powersgd(4, factors="int8")),
         Method("atomo", "`atomo(4)`", lambda c: c.atomo(4)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -250,13 +251,14 @@ def _coded(arm: Arm, layouts: Sequence[Layout], can: Capabilities, prices: Price
         shorter = decision.compressor.shorter
         if shorter is None or not collectives.runs(shorter, decision.path, layout, can):
             continue
-        (now_s,) = prices.by_path([decision.build()], layout).values()
         coded = replace(decision, compressor=shorter)
-        (coded_s,) = prices.by_path([coded.build()], layout).values()
+        now_s, coded_s = (
+            prices.by_path([each.build()], layout).get(decision.path, math.inf) for each in (decision, coded)
+        )
         # Lengths go ahead by as many calls, unless receivers do not need them.
         lengths_s = 0.0 if can.takes_shorter else sum(prices.by_path([coded.build()], Layout.of(1)).values())
         saved_s = now_s - coded_s - lengths_s - CODING_S * layout.numel
-        if saved_s > 0:
+        if saved_s > 0:  # not where nothing was measured
             decisions[number], predicted = coded, predicted - saved_s
     if tuple(decisions) == arm.decisions:
         return arm

@@ -111,3 +111,18 @@ def test_a_coder_is_used_where_it_shortens_exchanges_by_more_than_it_takes() -> 
     assert not coded_of(arms_of(layouts, costs=replace(SLOW, beta=8 / 1e9)))
     assert not coded_of(arms_of(layouts, Named(Request(sent)), SLOW)), "what was asked for"
     assert not coded_of(make_arms(NEAR, Request(Cast()), layouts, 4, CAN, None)), "nothing was measured"
+
+
+class Unmeasured(Priced):
+    """Of no all-gather anything is known."""
+
+    def by_path(self, found: Iterable[Collective], layout: Layout) -> dict[Path, float]:
+        taken = super().by_path(found, layout)
+        return {path: s for path, s in taken.items() if "allgather" not in path.collective}
+
+
+def test_what_was_not_measured_is_not_coded() -> None:
+    prices: Prices = Unmeasured(SLOW)  # type: ignore[assignment]
+    arms = make_arms(NEAR, Request(Cast()), [Layout.of(2_000_000)], 4, CAN, prices)
+    assert any(arm.name.startswith("int4") for arm in arms)
+    assert not coded_of(arms)
