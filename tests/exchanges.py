@@ -11,6 +11,7 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.collectives import Work, build
 from hvd_compress.compressors import Compressor
 from hvd_compress.cost.paths import Path
+from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.feedback.residual import Residual
 from hvd_compress.feedback.states import BucketState
@@ -41,6 +42,36 @@ def whole(numel: int) -> Draw:
     return lambda rank: torch.randint(-100, 101, (numel,), generator=torch.Generator().manual_seed(rank)).float()
 
 
+def step_on(
+    engine: Engine,
+    compressor: Compressor,
+    path: str,
+    draw: Draw,
+    dtype: torch.dtype = torch.float32,
+    number: int = 1,
+    *,
+    scale: float | None = None,
+    residual: Draw | None = None,
+) -> Seen:
+    """One step of the rank of an engine; `draw` gives its gradient, `residual` what is there before, or a hundredth of
+    another."""
+    gradient = draw(engine.rank).to(dtype)
+    before = 0.01 * gradient.float().nan_to_num(0, 0, 0).flip(0) if residual is None else residual(engine.rank)
+    state = BucketState(
+        Residual(before, torch.full_like(before, 7.0), may_defer=True) if compressor.error_feedback else None
+    )
+    corrected = gradient.float() + before if compressor.error_feedback else gradient.float()
+    layout = Layout.of(gradient.numel(), dtype=dtype)
+    factor = 1 / engine.world_size if scale is None else scale
+    work = Work(gradient, layout, number, bucket=3, scale=factor, state=state, rank=engine.rank)
+    exchange = build(compressor, Path(path)).exchange(work, engine.rank, engine.world_size)
+    exchange.encode()
+    exchange.communicate(engine)
+    finite = bool(exchange.decode())
+    pending = state.residual.pending if state.residual is not None else torch.empty(0)
+    return Seen(corrected, pending, work.gradient, finite, sum(call.sent_bytes for call in engine.take_calls()))
+
+
 def step(
     compressor: Compressor,
     path: str,
@@ -52,23 +83,9 @@ def step(
     scale: float | None = None,
     residual: Draw | None = None,
 ) -> list[Seen]:
-    """One step of every rank; `draw` gives its gradient, `residual` what is there before, or a hundredth of another."""
+    """step_on() of every rank."""
 
     def body(engine: InProcessEngine) -> Seen:
-        gradient = draw(engine.rank).to(dtype)
-        before = 0.01 * gradient.float().nan_to_num(0, 0, 0).flip(0) if residual is None else residual(engine.rank)
-        state = BucketState(
-            Residual(before, torch.full_like(before, 7.0), may_defer=True) if compressor.error_feedback else None
-        )
-        corrected = gradient.float() + before if compressor.error_feedback else gradient.float()
-        layout = Layout.of(gradient.numel(), dtype=dtype)
-        factor = 1 / size if scale is None else scale
-        work = Work(gradient, layout, number, bucket=3, scale=factor, state=state, rank=engine.rank)
-        exchange = build(compressor, Path(path)).exchange(work, engine.rank, size)
-        exchange.encode()
-        exchange.communicate(engine)
-        finite = bool(exchange.decode())
-        pending = state.residual.pending if state.residual is not None else torch.empty(0)
-        return Seen(corrected, pending, work.gradient, finite, sum(call.sent_bytes for call in engine.take_calls()))
+        return step_on(engine, compressor, path, draw, dtype, number, scale=scale, residual=residual)
 
     return run_ranks(size, body)

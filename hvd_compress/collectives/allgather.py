@@ -70,7 +70,7 @@ class _AllGatherExchange(Exchange):
         self._packed = self._packer.pack(f"sent {number}", payload)
 
     def communicate(self, engine: Engine) -> None:
-        last = len(self._wire) - 1
+        last, self._exact = len(self._wire) - 1, self._most is None or not engine.takes_shorter
         for number, round_ in enumerate(self._wire):
             # Of a fixed size every rank's payload has this length, since all have the same layout and settings.
             lengths = [self._packed.numel()] * self._world_size if round_.fixed else None
@@ -89,8 +89,8 @@ class _AllGatherExchange(Exchange):
         return AtMost(most, most)
 
     def _unpacked(self) -> list[Payload]:
-        received, exact = enumerate(self._received), self._most is None
-        return [self._packer.unpack(rank, buffer, self._own, exact) for rank, buffer in received]
+        received = enumerate(self._received)
+        return [self._packer.unpack(rank, buffer, self._own, self._exact) for rank, buffer in received]
 
     def decode(self) -> torch.Tensor:
         finish(self._rounds, self._unpacked())

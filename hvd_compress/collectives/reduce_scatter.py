@@ -93,6 +93,7 @@ class _ReduceScatterExchange(Exchange):
         most = [self._template(length).packed_bytes for length in self._lengths]
         own_bytes = most[self._rank]
         lengths = [0 if rank == self._rank else own_bytes for rank in range(len(self._lengths))]
+        self._exact = self._fixed or not engine.takes_shorter
         self._received = engine.alltoall(self._outgoing, lengths if self._fixed else AtMost(most, lengths))
 
     def decode(self) -> torch.Tensor:
@@ -102,7 +103,7 @@ class _ReduceScatterExchange(Exchange):
             if rank == self._rank:
                 total.add_(self._own, alpha=scale)
                 continue
-            payload = self._packer.unpack(rank, packed, template, self._fixed)
+            payload = self._packer.unpack(rank, packed, template, self._exact)
             with located(f"payload from rank {rank}"):
                 self._compressor.add_to(total, payload, scale, layout)
         self.result = total

@@ -14,6 +14,7 @@ from hvd_compress.compressors.base import Compressor, Requantizer
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.layout import AtMost, shard
+from hvd_compress.errors import UnsupportedError
 from hvd_compress.payload import Payload
 
 ALLTOALL, GATHER = "alltoall-allgather", "gather-broadcast"
@@ -62,6 +63,8 @@ class Requantize(Collective):
 
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
         assert isinstance(self.compressor, Requantizer)
+        if self.path.collective == GATHER and not is_fixed(self.compressor, work.layout):
+            raise UnsupportedError(f"{GATHER} needs payloads of one length, and those of {self.compressor} differ")
         kind = _RootExchange if self.path.collective == GATHER else _OwnersExchange
         return kind(self.compressor, work, rank, world_size)
 
@@ -72,9 +75,10 @@ class _RequantizeExchange(Exchange):
     def __init__(self, compressor: Requantizer, work: Work, rank: int, world_size: int) -> None:
         self._compressor, self._work, self._rank, self._world_size = compressor, work, rank, world_size
         self._packer, self._fixed = Packer(work), is_fixed(compressor, work.layout)
+        self._exact = True  # nothing follows what has arrived
 
     def _unpack(self, rank: int, packed: torch.Tensor, part: slice) -> Payload:
-        return self._packer.unpack(rank, packed, self._compressor.template(_numel(part)), self._fixed)
+        return self._packer.unpack(rank, packed, self._compressor.template(_numel(part)), self._exact)
 
     def _packed_bytes(self, part: slice) -> int:
         return self._compressor.template(_numel(part)).packed_bytes
@@ -97,6 +101,7 @@ class _OwnersExchange(_RequantizeExchange):
         own, lane = self._shards[self._rank], self._work.lane
         lengths = [0 if rank == self._rank else self._packed_bytes(own) for rank in range(self._world_size)]
         sent = [self._packed_bytes(part) for part in self._shards]
+        self._exact = self._fixed or not engine.takes_shorter
         received = engine.alltoall(self._outgoing, lengths if self._fixed else AtMost(sent, lengths))
         with lane.between_collectives():
             others = [self._unpack(rank, buffer, own) for rank, buffer in enumerate(received) if rank != self._rank]

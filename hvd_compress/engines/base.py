@@ -159,7 +159,7 @@ class Engine(ABC):
         self._adopt(child)
         if self._hosts is not None:
             child._hosts = numbered([self._hosts[rank] for rank in members])
-            child.capabilities = replace(child.capabilities, hosts=child._hosts)
+            child.capabilities = replace(child.capabilities, hosts=child._hosts, takes_shorter=child.takes_shorter)
         return child
 
     def twin(self) -> Engine:
@@ -179,7 +179,8 @@ class Engine(ABC):
         self._twins.add(twin)
         twin._is_twin = True
         if self._hosts is not None:
-            twin._hosts, twin.capabilities = self._hosts, replace(twin.capabilities, hosts=self._hosts)
+            twin._hosts = self._hosts
+            twin.capabilities = replace(twin.capabilities, hosts=self._hosts, takes_shorter=twin.takes_shorter)
         return twin
 
     def group(self, name: str, color: int | None) -> Engine | None:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import hvd_compress.torch as hvd
+from hvd_compress.compressors import BlockQuantizer
 from hvd_compress.cost.calibrate import Calibrator
 from hvd_compress.cost.store import job_shape, load, save
 from hvd_compress.engines import limits, select, torch_distributed
@@ -22,6 +23,7 @@ from hvd_compress.engines.torch_distributed import TorchEngine
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.frontends.horovod.runtime_selection import RUNTIME
 from hvd_compress.frontends.horovod.runtime_selection import hvd as runtime
+from tests.exchanges import normal, step_on
 from tests.parallel.training import ENGINES
 from tests.unit.engines.promises import PROMISES
 
@@ -72,6 +74,18 @@ def test_promises_among_hosts_by_many_messages(engines, monkeypatch):
     monkeypatch.setattr(mpi_hosts, "MOST_MESSAGES", 5)
     for promise in PROMISES:
         promise(engines[AMONG_HOSTS])
+
+
+@pytest.mark.parametrize("path", ["allgather", "alltoall-allgather"])
+@pytest.mark.parametrize("name", [*ENGINES, "torch", *([AMONG_HOSTS] if "mpi" in ENGINES else [])])
+def test_coded_ones_lose_what_others_do_in_fewer_bytes(path, name, engines):
+    """By every transport: where receivers have memory for the most, and where lengths go ahead."""
+    engine = engines[name]
+    engine.take_calls()
+    plain, coded = (step_on(engine, BlockQuantizer(3, coded=flag), path, normal(50_000)) for flag in (False, True))
+    assert torch.equal(plain.result, coded.result)
+    assert torch.equal(plain.pending, coded.pending)
+    assert coded.sent_bytes < 0.85 * plain.sent_bytes
 
 
 def test_ranks_are_horovods(engine):

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <type_traits>
 #include <vector>
@@ -134,13 +135,13 @@ int best_table(const CodeTables& by, const Chunk& numbers, std::int64_t rows) {
 // Encodes a chunk. Returns the table, or kCodedRaw where that has no word for a number: there are others than those of
 // whoever quantised by blocks.hpp.
 template <int most>
-std::uint8_t encode(const std::uint8_t* codes, std::int64_t groups, Streams& streams, std::uint16_t* lengths) {
+std::uint8_t encode(const std::uint8_t* codes, std::int64_t groups, const CodeTables& by, Streams& streams,
+                    std::uint16_t* lengths) {
     Chunk numbers;
     for (std::int64_t group = 0; group < groups; ++group) {
         read_group<most>(codes + group * block_group_bytes(most), numbers + group * coded_rows(most));
     }
     const std::int64_t rows = groups * coded_rows(most);
-    const CodeTables& by = code_tables(most);
     const int table = best_table(by, numbers, rows);
     const std::uint32_t* const words = by.tables[table].words.data();
     std::uint32_t missing = 0;
@@ -229,17 +230,21 @@ std::int64_t encode_all(const std::uint8_t* codes, std::int64_t n, std::uint8_t*
     std::vector<std::uint16_t> lengths(chunks * kCodedStreams);
     const std::unique_ptr<Streams[]> streams(new Streams[chunks]);
     std::uint8_t* const tables = coded;
+    const CodeTables& by = code_tables(most);
     parallel_for(chunks, [&](std::int64_t chunk) {
         const std::int64_t first = chunk * chunk_groups(most),
                            count = std::min<std::int64_t>(chunk_groups(most), groups - first);
         std::uint16_t* const own = &lengths[chunk * kCodedStreams];
-        tables[chunk] = encode<most>(codes + first * kBytes, count, streams[chunk], own);
+        tables[chunk] = encode<most>(codes + first * kBytes, count, by, streams[chunk], own);
         if (std::accumulate(own, own + kCodedStreams, kLengthBytes) >= count * kBytes) tables[chunk] = kCodedRaw;
     });
     std::int64_t streamed = 0;
     for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
         if (tables[chunk] == kCodedRaw) continue;
-        std::copy_n(&lengths[chunk * kCodedStreams], kCodedStreams, &lengths[streamed++ * kCodedStreams]);
+        if (streamed < chunk) {
+            std::copy_n(&lengths[chunk * kCodedStreams], kCodedStreams, &lengths[streamed * kCodedStreams]);
+        }
+        ++streamed;
     }
     const std::int64_t begin = chunks + streamed * kLengthBytes;
     if (streamed > 0) std::memcpy(coded + chunks, lengths.data(), streamed * kLengthBytes);
@@ -279,12 +284,13 @@ bool decode_all(const std::uint8_t* coded, std::int64_t bytes, std::int64_t n, s
     const std::vector<Place> places = places_of<most>(groups, tables, lengths.data(), begin);
     if (places[chunks].at != bytes) return false;
     std::atomic<bool> good{true};
+    const CodeTables& by = code_tables(most);
     parallel_for(chunks, [&](std::int64_t chunk) {
         const Place& place = places[chunk];
         if (tables[chunk] == kCodedRaw) {
             std::memcpy(codes + place.first * kBytes, coded + place.at, place.groups * kBytes);
         } else if (!decode<most>(coded + place.at, &lengths[place.streamed * kCodedStreams], place.groups,
-                                 code_tables(most).tables[tables[chunk]], codes + place.first * kBytes)) {
+                                 by.tables[tables[chunk]], codes + place.first * kBytes)) {
             good.store(false, std::memory_order_relaxed);
         }
     });
@@ -311,16 +317,24 @@ auto with_most(int most, const Body& body) {
 Status block_encode(const std::uint8_t* codes, std::int64_t n, int most, std::uint8_t* coded,
                     std::int64_t* bytes) noexcept {
     if (const Status status = check(n, most); status != Status::kOk) return status;
-    *bytes = with_most(most, [&](auto constant) { return encode_all<constant.value>(codes, n, coded); });
+    try {
+        *bytes = with_most(most, [&](auto constant) { return encode_all<constant.value>(codes, n, coded); });
+    } catch (const std::bad_alloc&) {
+        return Status::kWorkspaceTooSmall;
+    }
     return Status::kOk;
 }
 
 Status block_decode(const std::uint8_t* coded, std::int64_t bytes, std::int64_t n, int most,
                     std::uint8_t* codes) noexcept {
     if (const Status status = check(n, most); status != Status::kOk) return status;
-    const bool good =
-        with_most(most, [&](auto constant) { return decode_all<constant.value>(coded, bytes, n, codes); });
-    return good ? Status::kOk : Status::kBadPayload;
+    try {
+        const bool good =
+            with_most(most, [&](auto constant) { return decode_all<constant.value>(coded, bytes, n, codes); });
+        return good ? Status::kOk : Status::kBadPayload;
+    } catch (const std::bad_alloc&) {
+        return Status::kWorkspaceTooSmall;
+    }
 }
 
 }  // namespace hvd_compress::cpu

@@ -9,13 +9,14 @@ namespace hvd_compress {
 // The codes are part of the interface to Python (hvd_compress/native/).
 enum class DType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
-// Launchers never throw: they return one of these. All but the last two are found before anything is written.
+// Launchers never throw: they return one of these. All but the last three are found before anything is
+// written.
 enum class Status : int {
     kOk = 0,
     kBadDType = 1,           // a dtype, or a pair of dtypes, that the kernel has no code for
     kBadSize = 2,            // a negative size, k outside 0..n, or a number of bits that there is not
     kTooLarge = 3,           // more than kMaxNumel elements: int32 indices would not reach them
-    kWorkspaceTooSmall = 4,  // less than the query function asked for
+    kWorkspaceTooSmall = 4,  // less than the query function asked for, or than there is
     kIndexOutOfRange = 5,    // see `first_bad` of the launcher
     kChangedMeanwhile = 6,   // someone wrote to the input during the call; the outputs are not to be used
     kLaunchFailed = 7,       // CUDA refused to run a kernel

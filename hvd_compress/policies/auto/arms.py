@@ -26,9 +26,9 @@ MOST = 10
 """Arms that are tried, those that take the least by the curves: more would take more than 20 steps. Replayed with
 benchmarks/results/controller-grid.json, four of them lose 3 % to the best of all, ten 2 %."""
 
-CODING_S = 4e-9
-"""By how many seconds an element a coder must shorten collectives: what it takes where two ranks share a core
-(benchmarks/results/coded.md). Curves decide, as what real steps would have to tell apart is less than their noise."""
+CODING_S = 1.3e-9
+"""Seconds in which an element is coded, or decoded, where two ranks share a core (benchmarks/results/coded.md). Curves
+decide whether that pays: what real steps would have to tell apart is less than their noise."""
 
 Ways = Mapping[Candidate, list[Collective]]
 """By candidate, the collectives by which it may carry a bucket; the first is what others are compared with."""
@@ -240,16 +240,16 @@ def make_arms(
             arms.append(arm)
             sent.append(as_sent)
     if choices.may_code and prices is not None:
-        arms = [arms[0], *(_coded(arm, layouts, can, prices) for arm in arms[1:])]
+        arms = [arms[0], *(_coded(arm, layouts, world_size, can, prices) for arm in arms[1:])]
     return [arms[0], *sorted(sorted(arms[1:], key=lambda arm: arm.predicted)[: MOST - 1], key=arms.index)]
 
 
-def _coded(arm: Arm, layouts: Sequence[Layout], can: Capabilities, prices: Prices) -> Arm:
+def _coded(arm: Arm, layouts: Sequence[Layout], world_size: int, can: Capabilities, prices: Prices) -> Arm:
     """Return an arm whose buckets a coder makes shorter where that saves more time than it takes."""
     decisions, predicted = list(arm.decisions), arm.predicted
     for number, (decision, layout) in enumerate(zip(arm.decisions, layouts, strict=True)):
         shorter = decision.compressor.shorter
-        if shorter is None or not collectives.runs(shorter, decision.path, layout, can):
+        if shorter is None or decision.device != "cpu" or not collectives.runs(shorter, decision.path, layout, can):
             continue
         coded = replace(decision, compressor=shorter)
         now_s, coded_s = (
@@ -257,7 +257,8 @@ def _coded(arm: Arm, layouts: Sequence[Layout], can: Capabilities, prices: Price
         )
         # Lengths go ahead by as many calls, unless receivers do not need them.
         lengths_s = 0.0 if can.takes_shorter else sum(prices.by_path([coded.build()], Layout.of(1)).values())
-        saved_s = now_s - coded_s - lengths_s - CODING_S * layout.numel
+        decoded = world_size if decision.collective == "allgather" else 2  # what others send, and sums
+        saved_s = now_s - coded_s - lengths_s - CODING_S * (1 + decoded) * layout.numel
         if saved_s > 0:  # not where nothing was measured
             decisions[number], predicted = coded, predicted - saved_s
     if tuple(decisions) == arm.decisions:

@@ -9,6 +9,7 @@ from typing import ClassVar, get_args
 
 import torch
 
+from hvd_compress import collectives
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.launch import Launch
@@ -177,11 +178,14 @@ class AutoPolicy(TellingPolicy):
     def _may_choose(self, layout: Layout, decision: Decision) -> bool:
         ways = self._choices.ways(layout, self.world_size, self.capabilities)
         sent = decision.compressor, decision.path
-        return any(
-            sent in ((each.compressor, each.path), (each.compressor.shorter, each.path))
-            for found in ways.values()
-            for each in found
-        )
+        known = [(each.compressor, each.path) for found in ways.values() for each in found]
+        if self._choices.may_code:
+            known += [
+                (compressor.shorter, path)
+                for compressor, path in known
+                if compressor.shorter and collectives.runs(compressor.shorter, path, layout, self.capabilities)
+            ]
+        return sent in known
 
     def _made(self) -> list[Arm]:
         own = _compressible(self._layouts)

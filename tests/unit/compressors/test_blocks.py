@@ -101,7 +101,7 @@ def test_what_is_coded_differs_in_length() -> None:
     (round_,) = coded.wire(Layout.of(10**5))
     assert not round_.fixed
     assert round_.priced < BlockQuantizer(3).wire(Layout.of(10**5))[0].nbytes < round_.nbytes
-    with pytest.raises(UnsupportedError, match="gather-broadcast"):
+    with pytest.raises(ConfigError, match="'gather-broadcast' needs payloads of one length"):
         decide(Request(coded, "gather-broadcast"), Layout.of(64), 3, InProcessWorld(3).engine(0).capabilities)
     with pytest.raises(ConfigError, match="coded=True with 8 bits"):
         BlockQuantizer(8, coded=True)

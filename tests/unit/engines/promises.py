@@ -6,7 +6,7 @@ A rank's data follows from its number, so that each rank can compute what the ot
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -121,23 +121,29 @@ def alltoall_delivers_each_part(engine: Engine) -> None:
 
 
 def less_than_the_most_arrives(engine: Engine) -> None:
-    """Each receives the beginning of what it has memory for; an engine that cannot gives just that."""
-
-    def length(source: int, target: int) -> int:
-        return 1 + (7 * source + 3 * target) % 40
-
+    """Each receives the beginning of what it has memory for; where lengths go ahead just that. The most differ."""
     ranks = range(engine.world_size)
-    for most in (41, 300, 400):
-        mine = [values(engine.rank, length(engine.rank, target), torch.uint8) for target in ranks]
-        at_most = AtMost([most] * engine.world_size, [most] * engine.world_size)
-        for source, block in zip(ranks, engine.alltoall(mine, at_most), strict=True):
-            sent = values(source, length(source, engine.rank), torch.uint8)
-            assert torch.equal(block[: sent.numel()], sent)
-            assert block.numel() in (sent.numel(), most)
-        for source, block in zip(ranks, engine.allgather(mine[0], at_most), strict=True):
-            sent = values(source, length(source, 0), torch.uint8)
-            assert torch.equal(block[: sent.numel()], sent)
-            assert block.numel() in (sent.numel(), most)
+
+    def most(source: int, target: int) -> int:
+        return 0 if source == target else 41 + 70 * source + 55 * target
+
+    def part(source: int, target: int) -> torch.Tensor:
+        share = (source + 2 * target) % 9
+        return values(source, 0 if source == target else 1 + most(source, target) * share // 9, torch.uint8)
+
+    def check(received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], memory: Sequence[int]) -> None:
+        for source, (block, own) in enumerate(zip(received, sent, strict=True)):
+            assert torch.equal(block[: own.numel()], own)
+            if source != engine.rank:
+                assert block.numel() == (memory[source] if engine.takes_shorter else own.numel())
+
+    sent, memory = ([most(engine.rank, r) for r in ranks], [most(r, engine.rank) for r in ranks])
+    received = engine.alltoall([part(engine.rank, r) for r in ranks], AtMost(sent, memory))
+    check(received, [part(r, engine.rank) for r in ranks], memory)
+    for length in (41, 300, 400):
+        mine, memory = values(engine.rank, 9 + engine.rank, torch.uint8), [length + r for r in ranks]
+        received = engine.allgather(mine, AtMost([memory[engine.rank]] * engine.world_size, memory))
+        check(received, [values(r, 9 + r, torch.uint8) for r in ranks], memory)
 
 
 def reduce_scatter_returns_this_ranks_shard(engine: Engine) -> None:

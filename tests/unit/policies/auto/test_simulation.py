@@ -67,7 +67,7 @@ def trainings(name: str, steps: int = STEPS) -> list[tuple[Training, Chooser]]:
 @pytest.mark.parametrize(("name", "is_coded"), [("very slow", True), ("1 Gbit/s", False)])
 def test_a_coder_is_chosen_where_bytes_are_all_that_counts(name: str, is_coded: bool) -> None:
     found = trainings(name)
-    chosen = [training.arms(training.network(0))[training.steps[-1][0]].name for training, _ in found]
+    chosen = [training.names[training.steps[-1][0]] for training, _ in found]
     assert all(("coded" in each) == is_coded for each in chosen), chosen
 
 
