@@ -69,7 +69,8 @@ def step_on(
     exchange.communicate(engine)
     finite = bool(exchange.decode())
     pending = state.residual.pending if state.residual is not None else torch.empty(0)
-    return Seen(corrected, pending, work.gradient, finite, sum(call.sent_bytes for call in engine.take_calls()))
+    result = work.gradient if exchange.result is None else exchange.result
+    return Seen(corrected, pending, result, finite, sum(call.sent_bytes for call in engine.take_calls()))
 
 
 def step(

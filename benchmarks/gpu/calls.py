@@ -167,6 +167,14 @@ def _blocks(x: Inputs) -> Tensors:
     return sent.codes, sent.units, out, residual, again.codes, again.units, rest, x.grad, _answer(finite)
 
 
+def _coded(x: Inputs) -> Tensors:
+    """The host's own: what is compared is the way there and back."""
+    form = native.BlockFormat((4, 3, 2.5, 2)[x.k % 4])
+    codes = native.block_quantize(x.grad, None, form).codes
+    coded = native.block_encode(x.copy(codes), x.numel, form)
+    return coded, native.block_decode(x.copy(coded), x.numel, form)
+
+
 BINS_OF_NAN = 255
 """Bins of the curve that NaN alone have. A GPU reads each of fp16 as the same one, so that they lie in another bin."""
 
@@ -209,6 +217,7 @@ CALLS: dict[str, Call] = {
     "scatter_lists": _lists,
     "gain_curve": _curve,
     "block_quantize, block_sum, block_sum_quantize": _blocks,
+    "block_encode, block_decode": _coded,
     "quantize_accumulate, quantize_add": _numbers,
     "accumulate": _accumulate,
     "scale": _scale,

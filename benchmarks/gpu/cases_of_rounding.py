@@ -87,6 +87,9 @@ def blocks(data: Data) -> Cases:
         found[f"block_sum_quantize of {SOURCES}, {name}"] = partial(_block_sum_quantize, data, form, key)
         if key is None and form.fit == "max":
             found[f"block_sum of {SOURCES}, {name}"] = partial(_block_sum, data, form)
+    for name in ("4 bits", "3 bits"):
+        found[f"block_encode, {name}"] = partial(_block_encode, data, FORMS[name][0])
+        found[f"block_decode, {name}"] = partial(_block_decode, data, FORMS[name][0])
     return found
 
 
@@ -96,6 +99,28 @@ def _block_quantize(data: Data, form: native.BlockFormat, key: native.RandomKey 
         12 * data.numel + form.nbytes(data.numel),
         lambda i: native.block_quantize(data.grads[i], data.residuals[i], form, key=key),
         lambda i: peers.block_quantize(*_whole_blocks(form, data.grads[i], data.residuals[i]), form),
+    )
+
+
+def _block_encode(data: Data, form: native.BlockFormat) -> Case:
+    """By the host, there and back; so does the peer."""
+    codes = native.block_quantize(data.grads[0], None, form).codes
+    return Case(
+        data.numel,
+        2 * codes.numel(),
+        lambda i: native.block_encode(codes, data.numel, form),
+        lambda i: peers.deflate(codes.cpu()),
+    )
+
+
+def _block_decode(data: Data, form: native.BlockFormat) -> Case:
+    codes = native.block_quantize(data.grads[0], None, form).codes
+    coded, deflated = native.block_encode(codes, data.numel, form), peers.deflate(codes.cpu())
+    return Case(
+        data.numel,
+        2 * codes.numel(),
+        lambda i: native.block_decode(coded, data.numel, form),
+        lambda i: peers.inflate(deflated),
     )
 
 

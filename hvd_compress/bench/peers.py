@@ -1,5 +1,5 @@
-"""What torch's own operations do for the same results as a kernel; they pack no bits. What torch has no coder for zlib
-codes, as fast as it can."""
+"""What torch's own operations do for the same results as a kernel; they pack no bits. Where torch has no coder,
+zlib at its fastest level is the peer."""
 
 from __future__ import annotations
 

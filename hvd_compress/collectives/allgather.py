@@ -82,7 +82,8 @@ class _AllGatherExchange(Exchange):
 
     @property
     def _most(self) -> AtMost | None:
-        """What all ranks send at most, where that is not much more."""
+        """What each rank sends at most, where receivers have memory for it and need no lengths ahead; None of payloads
+        whose most is the whole gradient."""
         if not isinstance(self._compressor, Requantizer) or is_fixed(self._compressor, self._work.layout):
             return None
         most = [self._compressor.template(self._work.gradient.numel()).packed_bytes] * self._world_size

@@ -30,11 +30,11 @@ def names() -> list[str]:
     return [name for name in (*own, *guests.compressions()) if name not in OTHERS]
 
 
-def request_of(name: str, given: Mapping[str, Any] = NEEDED) -> Request:
-    """Return what a function of `Compression` returns by default; `given` holds arguments that have no default."""
+def request_of(name: str, given: Mapping[str, Any] = NEEDED, **others: Any) -> Request:
+    """Return what a function of `Compression` returns; `given` holds arguments that have no default."""
     function = getattr(Compression, name)
     needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is inspect.Parameter.empty]
-    request: Request = function(**{argument: given[argument] for argument in needed})
+    request: Request = function(**{argument: given[argument] for argument in needed}, **others)
     return request
 
 
@@ -99,4 +99,7 @@ def _settings_by_function(name: str, given: Mapping[str, Any]) -> dict[str, Any]
         if key not in known:
             has = ", ".join(known) or "none"
             raise ValueError(f"{name} has no setting {key!r}; it has {has}{did_you_mean(key, known)}")
-    return {**found, **given}
+    compressor_of({**found, **given})  # says which value is wrong
+    # By the function: a default may follow from another argument.
+    others = {key: value for key, value in given.items() if key not in NEEDED}
+    return {**settings_of(request_of(name, {**NEEDED, **given}, **others).compressor), **given}

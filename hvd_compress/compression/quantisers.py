@@ -82,8 +82,8 @@ class Quantisers(Part):
         Args:
             block: as int8(); 64, or 256 with `coded`, where larger blocks save more bits than they lose.
             stochastic, seed: as int8().
-            coded: send whole numbers by Huffman codes (1952), which lose nothing. It pays where a step waits for the
-                line: the host codes, also what a GPU has rounded.
+            coded: send whole numbers by Huffman codes (1952), which lose nothing, though larger blocks do. It pays
+                where a step waits for the line: the host codes, also what a GPU has rounded.
         """
         return _few_bits(4, block, stochastic, coded, seed)
 
@@ -109,7 +109,7 @@ class Quantisers(Part):
         It loses so much that training takes more steps.
 
         Args:
-            levels: 5 sends one of -2..2 in 2.5 bits, a twelfth of the bytes of dense.
+            levels: 5 sends one of -2..2 in 2.5 bits, a twelfth of the bytes of dense; coded in no more bits than 3.
 
         Raises:
             ConfigError: levels is not 3 or 5, or another value is out of range.
@@ -120,6 +120,6 @@ class Quantisers(Part):
 
 
 def _few_bits(bits: float, block: int | None, stochastic: bool, coded: bool, seed: int) -> Request:
-    """Return the request, with the block that loses least for its bits (benchmarks/results/coded.md)."""
+    """Return the request; coded, larger blocks of more levels lose less at the same bits (results/coded.md)."""
     block = (256 if coded is True else 64) if block is None else block
     return Request(BlockQuantizer(bits, block, stochastic, seed, coded))

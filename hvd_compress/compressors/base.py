@@ -35,7 +35,7 @@ class Round:
         nbytes: of one rank's payload, header aside; the most, where `fixed` is False.
         sum_dtype: in which payloads of all ranks may be added element by element; None where they can only be gathered.
         fixed: whether payloads have this size on every rank in every step.
-        usual: what they have about, where that is much less than the most.
+        usual: the bytes that a payload has on average, by which it is priced; None where that is nbytes.
     """
 
     nbytes: int

@@ -160,10 +160,17 @@ def test_a_plan(name: str, entry: str, unpacked: Unpacked) -> None:
         assert_results(found, load(folder / "results.pt"), DROP_IN[entry].tolerance)
 
 
+def says(found: object, said: object) -> bool:
+    """Whether what was found has all that a file says; a field that is newer may be there."""
+    if isinstance(found, dict) and isinstance(said, dict):
+        return all(key in found and says(found[key], value) for key, value in said.items())
+    return found == said
+
+
 @of_each_archive
 def test_the_settings_of_each_compressor_in_a_plan(name: str, unpacked: Unpacked) -> None:
     for label, settings in json.loads((unpacked(name) / "compressors.json").read_text()).items():
-        assert settings_of(compressor_of(settings)).items() >= settings.items(), label
+        assert says(settings_of(compressor_of(settings)), settings), label
 
 
 @each_of("curves")

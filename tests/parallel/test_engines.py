@@ -76,7 +76,7 @@ def test_promises_among_hosts_by_many_messages(engines, monkeypatch):
         promise(engines[AMONG_HOSTS])
 
 
-@pytest.mark.parametrize("path", ["allgather", "alltoall-allgather"])
+@pytest.mark.parametrize("path", ["allgather", "alltoall-allgather", "reduce-scatter"])
 @pytest.mark.parametrize("name", [*ENGINES, "torch", *([AMONG_HOSTS] if "mpi" in ENGINES else [])])
 def test_coded_ones_lose_what_others_do_in_fewer_bytes(path, name, engines):
     """By every transport: where receivers have memory for the most, and where lengths go ahead."""

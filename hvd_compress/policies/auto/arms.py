@@ -27,8 +27,8 @@ MOST = 10
 benchmarks/results/controller-grid.json, four of them lose 3 % to the best of all, ten 2 %."""
 
 CODING_S = 1.3e-9
-"""Seconds in which an element is coded, or decoded, where two ranks share a core (benchmarks/results/coded.md). Curves
-decide whether that pays: what real steps would have to tell apart is less than their noise."""
+"""Seconds in which one core codes an element of 4 bits, or decodes it, the mean of both (benchmarks/results/coded.md).
+Curves decide whether that pays: what real steps would have to tell apart is less than their noise."""
 
 Ways = Mapping[Candidate, list[Collective]]
 """By candidate, the collectives by which it may carry a bucket; the first is what others are compared with."""
@@ -217,7 +217,7 @@ def make_arms(
 
     A bucket that would take no less time by a candidate than by the first one travels as by that, as a small one does
     on a network with a long latency. Where all of them would, real steps have the last word: each travels by the
-    candidate.
+    candidate. What a coder makes shorter by more than it takes is coded.
     """
     ways = [choices.ways(layout, world_size, can) for layout in layouts]
     candidates = list(dict.fromkeys(candidate for found in ways for candidate in found))

@@ -31,6 +31,8 @@ def test_every_other_name_that_is_listed_is_one_of_plans(name: str) -> None:
     [
         ("int4:block=128", Compression.int4(block=128)),
         ("int3", Compression.int3()),
+        ("int3:coded=true", Compression.int3(coded=True)),
+        ("int4:coded=true,block=64", Compression.int4(64, coded=True)),
         ("blocks:bits=2.5", Compression.int2(levels=5)),
         ("int8: stochastic = true , seed=3", Compression.int8(stochastic=True, seed=3)),
         *brought("NAMED"),

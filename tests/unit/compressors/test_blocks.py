@@ -81,7 +81,7 @@ def test_nothing_is_lost_at_either_end(bits: float) -> None:
 @pytest.mark.parametrize("stochastic", [False, True])
 @pytest.mark.parametrize("bits", CODED_BITS)
 def test_coded_ones_lose_what_others_do_in_fewer_bytes(bits: float, stochastic: bool, path: str) -> None:
-    """To the bit, in the result and in what is remembered; short payloads by a byte more, at most."""
+    """To the bit, in the result and in what is remembered; a short payload has padding to 16 bytes more, at most."""
     for numel in (*NUMELS, 40_000):
         plain, coded = (
             step(BlockQuantizer(bits, stochastic=stochastic, coded=flag), path, 3, normal(numel))
@@ -93,6 +93,22 @@ def test_coded_ones_lose_what_others_do_in_fewer_bytes(bits: float, stochastic: 
             assert other.sent_bytes <= one.sent_bytes + 4 * 16
         if numel == 40_000:
             assert coded[0].sent_bytes < 0.93 * plain[0].sent_bytes
+
+
+@pytest.mark.parametrize("block", [64, 256, 1024])
+@pytest.mark.parametrize("bits", CODED_BITS)
+def test_what_is_coded_is_priced_about_as_it_is(bits: float, block: int) -> None:
+    """Of gradients; of normal values it takes somewhat more, in the largest blocks of two trainings less."""
+    compressor, numel = BlockQuantizer(bits, block, coded=True), 200_000
+    sent = compressor.compress(normal(numel)(1), Layout.of(numel)).wire_bytes
+    assert 0.85 < sent / compressor.wire(Layout.of(numel))[0].priced < 1.25
+
+
+def test_a_block_is_larger_where_it_is_coded() -> None:
+    assert Compression.int3(coded=True).compressor == BlockQuantizer(3, 256, coded=True)
+    assert Compression.int2(levels=5, coded=True).compressor == BlockQuantizer(2.5, 256, coded=True)
+    assert Compression.int4(128, coded=True).compressor == BlockQuantizer(4, 128, coded=True)
+    assert Compression.int4().compressor == BlockQuantizer(4)
 
 
 def test_what_is_coded_differs_in_length() -> None:

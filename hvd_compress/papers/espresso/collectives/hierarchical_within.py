@@ -51,7 +51,8 @@ class HierarchicalWithin(Hierarchical):
         return Cast() if self.path.collective == WITHIN else self.compressor
 
     def up(self, layout: Layout, ranks: int) -> Stage:
-        return Stage("gather", "auto", _wire_bytes(self.compressor, layout), ranks)
+        sent = sum(round_.priced for round_ in self.compressor.wire(layout))
+        return Stage("gather", "auto", sent, ranks)
 
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
         assert len(work.hosts) == world_size, "nobody has located the engine"

@@ -42,7 +42,7 @@ class ParameterServer(Collective):
         return (Path("parameter-server"),) if runs else ()
 
     def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
-        sent = sum(round_.nbytes for round_ in self.compressor.wire(layout))
+        sent = sum(round_.priced for round_ in self.compressor.wire(layout))
         return (Stage("gather", "auto", sent), Stage("broadcast", "linear", layout.nbytes))
 
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
