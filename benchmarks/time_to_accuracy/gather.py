@@ -85,7 +85,7 @@ def dumps(kept: Kept) -> str:
 
 def _lines(value: Any, levels: int) -> str:
     if levels == 0 or not isinstance(value, dict) or not any(isinstance(each, dict | list) for each in value.values()):
-        return json.dumps(value)
+        return json.dumps(value, separators=(",", ":"))
     return "{\n" + ",\n".join(f'"{key}": {_lines(each, levels - 1)}' for key, each in value.items()) + "\n}"
 
 
