@@ -15,8 +15,9 @@ from hvd_compress.native import cuda
 Tensors = tuple[torch.Tensor, ...]
 MOST_OF_QUEUE = 2048
 """kQueueMaxK of csrc/cuda/topk: a queue holds no more."""
-BY_THRESHOLD = "threshold_select, threshold_accumulate"
-"""How much it returns is up to the data, so that no graph can hold it."""
+BY_THRESHOLD, CODED = "threshold_select, threshold_accumulate", "block_encode, block_decode"
+WAITING = (BY_THRESHOLD, CODED)
+"""How much they return is up to the data, so that no graph can hold them."""
 
 
 def at_offset(numel: int | None, dtype: torch.dtype, device: torch.device, offset: int) -> torch.Tensor:
@@ -217,7 +218,7 @@ CALLS: dict[str, Call] = {
     "scatter_lists": _lists,
     "gain_curve": _curve,
     "block_quantize, block_sum, block_sum_quantize": _blocks,
-    "block_encode, block_decode": _coded,
+    CODED: _coded,
     "quantize_accumulate, quantize_add": _numbers,
     "accumulate": _accumulate,
     "scale": _scale,

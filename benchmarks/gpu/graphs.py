@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu.calls import BY_THRESHOLD, CALLS, Call, Inputs, Tensors
+from benchmarks.gpu.calls import CALLS, WAITING, Call, Inputs, Tensors
 from benchmarks.gpu.items import Item
 from benchmarks.gpu.parity import DTYPES, require_equal
 from benchmarks.gpu.scales import Scale
@@ -19,7 +19,7 @@ REPLAYS = 2
 
 def items(device: torch.device, scale: Scale) -> dict[str, Item]:
     """Return one item a kernel; its value is how often it was captured. One that makes the host wait cannot be."""
-    return {name: partial(replayed, call, scale.graph, device) for name, call in CALLS.items() if name != BY_THRESHOLD}
+    return {name: partial(replayed, call, scale.graph, device) for name, call in CALLS.items() if name not in WAITING}
 
 
 def replayed(call: Call, numel: int, device: torch.device) -> int:

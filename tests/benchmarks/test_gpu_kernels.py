@@ -143,7 +143,7 @@ def test_equal_is_to_the_bit(ours: list[float], theirs: list[float], equal: bool
 def test_a_replay_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU calls again in the place of a replay; here it forgets to."""
     items = graphs.items(CPU, TINY)
-    assert items.keys() == calls.CALLS.keys() - {calls.BY_THRESHOLD}
+    assert items.keys() == calls.CALLS.keys() - set(calls.WAITING)
     assert items["scale"]() == 3
     monkeypatch.setattr(graphs, "capture", lambda call, inputs: (call(inputs), lambda: None))
     with pytest.raises(parity.DifferenceError):

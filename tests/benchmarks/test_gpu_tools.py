@@ -57,7 +57,7 @@ def sanitize(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., s
 
 def test_a_clean_tool(sanitize: Callable[..., str]) -> None:
     assert sanitize(SAID="ERROR SUMMARY: 0 errors;RACECHECK SUMMARY: 0 hazards displayed") == (
-        "clean, 15 of 15 items / options --tool memcheck --kernel-regex kns=hvd_compress --report-api-errors no"
+        "clean, 16 of 16 items / options --tool memcheck --kernel-regex kns=hvd_compress --report-api-errors no"
     )
 
 
@@ -71,7 +71,7 @@ def test_initcheck_sees_who_else_writes(sanitize: Callable[..., str]) -> None:
         (
             {"SAID": "Invalid __global__ read of size 4 bytes", "STATUS": "9"},
             "FaultsError",
-            "Invalid __global__ .* 15 of 15",
+            "Invalid __global__ .* 16 of 16",
         ),
         ({"SAID": "Error: Race reported between Write", "STATUS": "0"}, "FaultsError", "Race reported between Write"),
         ({"STATUS": "9"}, "FaultsError", "exit status 9"),

@@ -20,7 +20,7 @@ import torch
 import hvd_compress.torch as hvd
 hvd.init()
 total = hvd.allreduce(torch.tensor([1.0 + hvd.rank()]), op=hvd.Sum)
-print(f"rank {hvd.rank()} of {hvd.size()}: {total.item():g}", flush=True)
+print(f"rank {hvd.rank()} of {hvd.size()}: {total.item():g}\\n", end="", flush=True)  # as one, also unbuffered
 """
 
 
