@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from hvd_compress.collectives import Work, build
 from hvd_compress.compressors import Compressor
 from hvd_compress.cost.paths import Path
 from hvd_compress.engines.base import Engine
-from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
+from hvd_compress.engines.inprocess import run_ranks
 from hvd_compress.feedback.residual import Residual
 from hvd_compress.feedback.states import BucketState
 
@@ -73,20 +74,6 @@ def step_on(
     return Seen(corrected, pending, result, finite, sum(call.sent_bytes for call in engine.take_calls()))
 
 
-def step(
-    compressor: Compressor,
-    path: str,
-    size: int,
-    draw: Draw,
-    dtype: torch.dtype = torch.float32,
-    number: int = 1,
-    *,
-    scale: float | None = None,
-    residual: Draw | None = None,
-) -> list[Seen]:
-    """step_on() of every rank."""
-
-    def body(engine: InProcessEngine) -> Seen:
-        return step_on(engine, compressor, path, draw, dtype, number, scale=scale, residual=residual)
-
-    return run_ranks(size, body)
+def step(compressor: Compressor, path: str, size: int, *arguments: Any, **named: Any) -> list[Seen]:
+    """step_on() of every rank; `draw` and what follows it are its arguments."""
+    return run_ranks(size, lambda engine: step_on(engine, compressor, path, *arguments, **named))

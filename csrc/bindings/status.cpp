@@ -25,7 +25,7 @@ const char* describe(Status status) {
         case Status::kLaunchFailed:
             return "CUDA refused to run a kernel";
         case Status::kBadPayload:
-            return "what was received is no code of so many elements";
+            return "what was received is no code of its elements";
     }
     return "unknown status";
 }

@@ -39,7 +39,7 @@ class AllGather(Collective):
         if not cls.carries(compressor):
             return ()
         # Libraries can be told an algorithm where all lengths are equal.
-        forced = can.allgathers if all(round_.fixed for round_ in compressor.wire(layout)) else ()
+        forced = can.allgathers if is_fixed(compressor, layout) else ()
         return [Path("allgather", algorithm) for algorithm in ("auto", *forced)]
 
     def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:

@@ -276,7 +276,7 @@ class Requantizer(SingleRound):
 
     @abstractmethod
     def template(self, numel: int) -> Payload:
-        """Return a payload of so many elements, with tensors of the dtypes that all such have, on the CPU.
+        """Return a payload of `numel` elements, with tensors of the dtypes that all such have, on the CPU.
 
         Where wire() says that the size is fixed all have this numel, too; else no more.
         """

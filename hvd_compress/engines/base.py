@@ -234,8 +234,8 @@ class Engine(ABC):
         """Return every rank's tensor, in rank order. `algorithm` is "auto" or one of ALLGATHERS.
 
         Lengths may differ and may be zero. `lengths` are the numel of all ranks where the caller knows them, which
-        saves the round in which they are exchanged; they must be the same on all ranks and true. An algorithm can be
-        forced where they are given and all equal (ConfigError else): libraries have a choice for equal parts only.
+        saves the round in which they are exchanged; they must be the same on all ranks, and true but for AtMost. An
+        algorithm can be forced where they are given and all equal (ConfigError else): libraries choose for those only.
         With `out`, (sum(lengths),) of the same dtype, what is returned lies there; it must not overlap `tensor`.
         """
         self.require("allgather", algorithm)

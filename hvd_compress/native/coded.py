@@ -49,7 +49,7 @@ def block_decode(
         into: memory for the result, where a caller keeps it.
 
     Raises:
-        PayloadError: it is no code of so many elements. What `into` holds then means nothing.
+        PayloadError: it is no code of `numel` elements. What `into` holds then means nothing.
     """
     format.coded_bytes(checked_int("numel", numel, 0, MAX_NUMEL))
     check_tensor("coded", coded, (torch.uint8,))

@@ -43,7 +43,7 @@ namespace cpu {
 Status block_encode(const std::uint8_t* codes, std::int64_t n, int most, std::uint8_t* coded,
                     std::int64_t* bytes) noexcept;
 
-// codes = what is coded in so many bytes. kBadPayload where these are no code of n elements; what codes are then means
+// codes = what is coded in `bytes` bytes. kBadPayload where these are no code of n elements; what codes are then means
 // nothing.
 Status block_decode(const std::uint8_t* coded, std::int64_t bytes, std::int64_t n, int most,
                     std::uint8_t* codes) noexcept;

@@ -20,7 +20,7 @@ enum class Status : int {
     kIndexOutOfRange = 5,    // see `first_bad` of the launcher
     kChangedMeanwhile = 6,   // someone wrote to the input during the call; the outputs are not to be used
     kLaunchFailed = 7,       // CUDA refused to run a kernel
-    kBadPayload = 8,         // what was received is no code of so many elements
+    kBadPayload = 8,         // what was received is no code of n elements
 };
 
 constexpr std::int64_t kMaxNumel = 2147483647;
