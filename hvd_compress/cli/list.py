@@ -56,7 +56,7 @@ def _row(name: str) -> dict[str, Any]:
         "name": name,
         "kind": compressor.kind,
         "bits": 8 * sum(round_.priced for round_ in rounds) / LAYOUT.numel,
-        "fixed": all(round_.fixed for round_ in rounds),
+        "fixed": compressor.is_fixed(LAYOUT),
         "error_feedback": compressor.error_feedback,
         "collectives": [name for name in found if not collectives.by_name(name)],
         "by_name": [name for name in found if collectives.by_name(name)],

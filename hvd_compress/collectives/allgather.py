@@ -9,12 +9,12 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.collectives.base import Collective, Exchange, Work, send_residual
-from hvd_compress.collectives.packed import Packer, check_size, is_fixed
-from hvd_compress.compressors.base import Compressor, Requantizer, finish
+from hvd_compress.collectives.packed import Packer, check_size
+from hvd_compress.compressors.base import Compressor, Requantizer, Round, finish
 from hvd_compress.compressors.finite import all_finite
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
-from hvd_compress.engines.layout import AtMost
+from hvd_compress.engines.layout import Lengths
 from hvd_compress.payload import Payload
 
 
@@ -39,7 +39,7 @@ class AllGather(Collective):
         if not cls.carries(compressor):
             return ()
         # Libraries can be told an algorithm where all lengths are equal.
-        forced = can.allgathers if is_fixed(compressor, layout) else ()
+        forced = can.allgathers if compressor.is_fixed(layout) else ()
         return [Path("allgather", algorithm) for algorithm in ("auto", *forced)]
 
     def stages(self, layout: Layout, world_size: int) -> tuple[Stage, ...]:
@@ -56,7 +56,7 @@ class _AllGatherExchange(Exchange):
         self._rounds, self._wire = collective.compressor.rounds(work), collective.compressor.wire(work.layout)
         self._own: Payload
         self._compressor = collective.compressor
-        self._packer = Packer(work)
+        self._packer = Packer(work, self._compressor.is_fixed(work.layout))
         self._packed: torch.Tensor
         self._received: list[torch.Tensor] = []
 
@@ -70,28 +70,25 @@ class _AllGatherExchange(Exchange):
         self._packed = self._packer.pack(f"sent {number}", payload)
 
     def communicate(self, engine: Engine) -> None:
-        last, self._exact = len(self._wire) - 1, self._most is None or not engine.takes_shorter
         for number, round_ in enumerate(self._wire):
-            # Of a fixed size every rank's payload has this length, since all have the same layout and settings.
-            lengths = [self._packed.numel()] * self._world_size if round_.fixed else None
-            inbox = self._work.lane.inbox(f"received {number}", sum(lengths), torch.uint8) if lengths else None
-            self._received = engine.allgather(self._packed, lengths or self._most, self._algorithm, out=inbox)
-            if number < last:
+            lengths = self._lengths(engine, round_)
+            inbox = self._packer.inbox(f"received {number}", lengths)
+            self._received = engine.allgather(self._packed, lengths, self._algorithm, out=inbox)
+            if number < len(self._wire) - 1:
                 with self._work.lane.between_collectives():
                     self._pack(self._rounds.send(self._unpacked()), number + 1)
 
-    @property
-    def _most(self) -> AtMost | None:
-        """What each rank sends at most, where receivers have memory for it and need no lengths ahead; None of payloads
-        whose most is the whole gradient."""
-        if not isinstance(self._compressor, Requantizer) or is_fixed(self._compressor, self._work.layout):
+    def _lengths(self, engine: Engine, round_: Round) -> Lengths:
+        if round_.fixed:  # every rank's payload has this length, since all have the same layout and settings
+            return [self._packed.numel()] * self._world_size
+        if not isinstance(self._compressor, Requantizer):  # whose most is the whole gradient
             return None
         most = [self._compressor.template(self._work.gradient.numel()).packed_bytes] * self._world_size
-        return AtMost(most, most)
+        return self._packer.lengths(engine, most, most)
 
     def _unpacked(self) -> list[Payload]:
         received = enumerate(self._received)
-        return [self._packer.unpack(rank, buffer, self._own, self._exact) for rank, buffer in received]
+        return [self._packer.unpack(rank, buffer, self._own) for rank, buffer in received]
 
     def decode(self) -> torch.Tensor:
         finish(self._rounds, self._unpacked())

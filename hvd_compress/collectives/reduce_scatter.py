@@ -9,13 +9,13 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.collectives.base import Collective, Exchange, Work, send_residual
-from hvd_compress.collectives.packed import Packer, is_fixed
+from hvd_compress.collectives.packed import Packer
 from hvd_compress.compressors.base import Compressor, Requantizer, SingleRound, feedback_of
 from hvd_compress.compressors.cast import Cast
 from hvd_compress.compressors.finite import all_finite, nan_unless
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
-from hvd_compress.engines.layout import AtMost, shard_lengths
+from hvd_compress.engines.layout import shard_lengths
 from hvd_compress.errors import located
 from hvd_compress.feedback.states import BucketState
 from hvd_compress.payload import Payload
@@ -63,7 +63,6 @@ class _ReduceScatterExchange(Exchange):
         assert isinstance(collective.compressor, SingleRound)
         self._compressor, self._work, self._rank = collective.compressor, work, rank
         self._lengths = shard_lengths(work.layout.numel, world_size)
-        self._fixed = is_fixed(collective.compressor, work.layout)
         self._own: torch.Tensor
         self._packer: Packer
 
@@ -72,7 +71,7 @@ class _ReduceScatterExchange(Exchange):
         gradient = work.gradient
         # Without its gradient, which is as large as all shards: later phases need neither it nor the residual.
         self._work = replace(work, gradient=gradient.new_empty(0), state=BucketState())
-        self._packer = Packer(self._work)
+        self._packer = Packer(self._work, self._compressor.is_fixed(work.layout))
         finite = all_finite(gradient)
         nan_unless(finite if gradient.is_cuda else bool(finite), gradient)  # every owner must see it
         send_residual(self._compressor, work)
@@ -93,8 +92,7 @@ class _ReduceScatterExchange(Exchange):
         most = [self._template(length).packed_bytes for length in self._lengths]
         own_bytes = most[self._rank]
         lengths = [0 if rank == self._rank else own_bytes for rank in range(len(self._lengths))]
-        self._exact = self._fixed or not engine.takes_shorter
-        self._received = engine.alltoall(self._outgoing, lengths if self._fixed else AtMost(most, lengths))
+        self._received = engine.alltoall(self._outgoing, self._packer.lengths(engine, most, lengths))
 
     def decode(self) -> torch.Tensor:
         layout, template, scale = self._part, self._template(self._lengths[self._rank]), self._work.scale
@@ -103,7 +101,7 @@ class _ReduceScatterExchange(Exchange):
             if rank == self._rank:
                 total.add_(self._own, alpha=scale)
                 continue
-            payload = self._packer.unpack(rank, packed, template, self._exact)
+            payload = self._packer.unpack(rank, packed, template)
             with located(f"payload from rank {rank}"):
                 self._compressor.add_to(total, payload, scale, layout)
         self.result = total

@@ -9,11 +9,11 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.collectives.base import Collective, Exchange, Work, send_residual
-from hvd_compress.collectives.packed import Packer, is_fixed
+from hvd_compress.collectives.packed import Packer
 from hvd_compress.compressors.base import Compressor, Requantizer
 from hvd_compress.cost.paths import Path, Stage
 from hvd_compress.engines.base import Capabilities, Engine
-from hvd_compress.engines.layout import AtMost, shard
+from hvd_compress.engines.layout import shard
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.payload import Payload
 
@@ -51,7 +51,7 @@ class Requantize(Collective):
             return ()
         needs = {ALLTOALL: {"alltoall", "allgather"}, GATHER: {"gather", "broadcast"}}
         names = [name for name in cls.names if needs[name] <= set(can.verbs)]
-        if not is_fixed(compressor, layout):  # all must know how much they get from a broadcast
+        if not compressor.is_fixed(layout):  # all must know how much they get from a broadcast
             names = [name for name in names if name != GATHER]
         return [Path(name) for name in names]
 
@@ -63,7 +63,7 @@ class Requantize(Collective):
 
     def exchange(self, work: Work, rank: int, world_size: int) -> Exchange:
         assert isinstance(self.compressor, Requantizer)
-        if self.path.collective == GATHER and not is_fixed(self.compressor, work.layout):
+        if self.path.collective == GATHER and not self.compressor.is_fixed(work.layout):
             raise UnsupportedError(f"{GATHER} needs payloads of one length, and those of {self.compressor} differ")
         kind = _RootExchange if self.path.collective == GATHER else _OwnersExchange
         return kind(self.compressor, work, rank, world_size)
@@ -74,11 +74,10 @@ class _RequantizeExchange(Exchange):
 
     def __init__(self, compressor: Requantizer, work: Work, rank: int, world_size: int) -> None:
         self._compressor, self._work, self._rank, self._world_size = compressor, work, rank, world_size
-        self._packer, self._fixed = Packer(work), is_fixed(compressor, work.layout)
-        self._exact = True  # nothing follows what has arrived
+        self._packer = Packer(work, compressor.is_fixed(work.layout))
 
     def _unpack(self, rank: int, packed: torch.Tensor, part: slice) -> Payload:
-        return self._packer.unpack(rank, packed, self._compressor.template(_numel(part)), self._exact)
+        return self._packer.unpack(rank, packed, self._compressor.template(_numel(part)))
 
     def _packed_bytes(self, part: slice) -> int:
         return self._compressor.template(_numel(part)).packed_bytes
@@ -98,19 +97,15 @@ class _OwnersExchange(_RequantizeExchange):
                 self._outgoing.append(self._packer.pack(f"to {owner}", compressor.encode_shard(work, part, owner)))
 
     def communicate(self, engine: Engine) -> None:
-        own, lane = self._shards[self._rank], self._work.lane
+        own, packer = self._shards[self._rank], self._packer
         lengths = [0 if rank == self._rank else self._packed_bytes(own) for rank in range(self._world_size)]
         sent = [self._packed_bytes(part) for part in self._shards]
-        self._exact = self._fixed or not engine.takes_shorter
-        received = engine.alltoall(self._outgoing, lengths if self._fixed else AtMost(sent, lengths))
-        with lane.between_collectives():
+        received = engine.alltoall(self._outgoing, packer.lengths(engine, sent, lengths))
+        with self._work.lane.between_collectives():
             others = [self._unpack(rank, buffer, own) for rank, buffer in enumerate(received) if rank != self._rank]
-            packed = self._packer.pack("sum", self._compressor.sum_shard(self._work, own, others))
-        if not self._fixed:
-            self._received = engine.allgather(packed, AtMost([sent[self._rank]] * self._world_size, sent))
-            return
-        inbox = lane.inbox("sums", sum(sent), torch.uint8)
-        self._received = engine.allgather(packed, sent, out=inbox)
+            packed = packer.pack("sum", self._compressor.sum_shard(self._work, own, others))
+        sums = packer.lengths(engine, [sent[self._rank]] * self._world_size, sent)
+        self._received = engine.allgather(packed, sums, out=packer.inbox("sums", sums))
 
     def decode(self) -> torch.Tensor:
         received = enumerate(zip(self._received, self._shards, strict=True))

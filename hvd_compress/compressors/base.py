@@ -136,6 +136,10 @@ class Compressor(ABC):
     def wire(self, layout: Layout) -> tuple[Round, ...]:
         """Return the rounds of a bucket; needs no tensor, so that cost, planner and statistics can call it."""
 
+    def is_fixed(self, layout: Layout) -> bool:
+        """Whether all ranks know how much they get."""
+        return all(round_.fixed for round_ in self.wire(layout))
+
     def refuses_momentum(self, momentum: float, adapts: bool) -> str:
         """Return what to do where an optimizer with this momentum would train wrongly; nothing where it would not.
 

@@ -10,7 +10,6 @@ import torch
 from hvd_compress import collectives
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.collectives import Collective
-from hvd_compress.collectives.packed import is_fixed
 from hvd_compress.collectives.requantize import GATHER
 from hvd_compress.compressors import Cast, Compressor
 from hvd_compress.cost.paths import Path
@@ -81,13 +80,13 @@ def _decide(request: Request, layout: Layout, world_size: int, can: Capabilities
     if request.collective != "auto":
         selections = collectives.meanings(request.collective)
         if not any(path.collective in selections for path in collectives.runnable(compressor, layout, can)):
-            if request.collective == GATHER and not is_fixed(compressor, layout):
+            if request.collective == GATHER and not compressor.is_fixed(layout):
                 raise ConfigError(
                     f"collective={GATHER!r} needs payloads of one length, and those of {compressor} differ: leave it "
                     "at 'auto'"
                 )
             raise UnsupportedError(_cannot(request.collective, can))
-        if request.collective == "allgather" and algorithm != "auto" and not is_fixed(compressor, layout):
+        if request.collective == "allgather" and algorithm != "auto" and not compressor.is_fixed(layout):
             raise ConfigError(
                 f"algorithm={algorithm!r} names an all-gather of equal lengths, and those of {compressor} differ: "
                 "leave it at 'auto'"

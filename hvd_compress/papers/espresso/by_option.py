@@ -57,8 +57,7 @@ class ByOption(Collective):
             return compressor == Cast()  # sums are fp32: nothing is rounded
         layout = Layout.of((64, 64))
         single = isinstance(compressor, SingleRound) and compressor.adds_up
-        fixed = all(round_.fixed for round_ in compressor.wire(layout))
-        return single and fixed and not compressor.new_state(layout, torch.device("cpu"))
+        return single and compressor.is_fixed(layout) and not compressor.new_state(layout, torch.device("cpu"))
 
     @classmethod
     def obstacle(cls, can: Capabilities) -> str:

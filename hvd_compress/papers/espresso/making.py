@@ -215,9 +215,9 @@ def _compressor(file: Path, profile: CompressorProfile) -> Compressor:
 def _check_payload(file: Path, profile: CompressorProfile, compressor: Compressor, numel: int) -> None:
     """Raise PlanError where the payloads of a profile are not those of its compressor."""
     said = profile.payload.nbytes(numel)
-    rounds = compressor.wire(Layout.of(numel))
-    true = sum(round_.nbytes for round_ in rounds)
-    least = true / TOLERANCE - HEADER_BYTES if all(round_.fixed for round_ in rounds) else 0.0
+    layout = Layout.of(numel)
+    true = sum(round_.nbytes for round_ in compressor.wire(layout))
+    least = true / TOLERANCE - HEADER_BYTES if compressor.is_fixed(layout) else 0.0
     if not least <= said <= true * TOLERANCE + HEADER_BYTES:
         raise PlanError(
             f"{file}: payload: {said:,.0f} bytes for {numel:,} elements, where {compressor} sends {true:,}: measure "
