@@ -17,6 +17,8 @@ from hvd_compress.request.request import Request
 
 NEEDED = {"tau": 1.0}
 """For arguments without a default; how many bits are sent does not depend on them."""
+DECIDING = ("levels",)
+"""Arguments that are no fields of the compressor, and decide some."""
 OTHERS = (*(name for name, each in vars(Choosing).items() if isinstance(each, staticmethod)), *guests.choosing())
 """They choose among compressors or steps, or take one of the user's own."""
 OF_HOROVOD = {"fp16": "half", "none": "dense"}
@@ -78,8 +80,9 @@ def _settings(text: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
+    """As JSON has it, or Python: both write numbers alike."""
     try:
-        return json.loads(text)
+        return json.loads(text.lower() if text in ("True", "False") else text)
     except (ValueError, RecursionError):
         return text
 
@@ -94,12 +97,14 @@ def _settings_by_function(name: str, given: Mapping[str, Any]) -> dict[str, Any]
         close = f"; did you mean {OF_HOROVOD[name]}?" if name in OF_HOROVOD else did_you_mean(name, known)
         raise ValueError(f"unknown compressor {name!r}" + (close or f"; known are {', '.join(known)}"))
     found = settings_of(request_of(name).compressor)
-    known = [argument for argument in inspect.signature(getattr(Compression, name)).parameters if argument in found]
+    may = {*found, *DECIDING}
+    known = [argument for argument in inspect.signature(getattr(Compression, name)).parameters if argument in may]
     for key in given:
         if key not in known:
             has = ", ".join(known) or "none"
             raise ValueError(f"{name} has no setting {key!r}; it has {has}{did_you_mean(key, known)}")
-    compressor_of({**found, **given})  # says which value is wrong
+    fields = {key: value for key, value in given.items() if key not in DECIDING}
+    compressor_of({**found, **fields})  # says which value is wrong
     # By the function: a default may follow from another argument.
     others = {key: value for key, value in given.items() if key not in NEEDED}
-    return {**settings_of(request_of(name, {**NEEDED, **given}, **others).compressor), **given}
+    return {**settings_of(request_of(name, {**NEEDED, **given}, **others).compressor), **fields}

@@ -24,7 +24,8 @@ def of(trained: Any) -> Handle:
     raise UsageError(
         f"this {type(trained).__name__} is not compressed: pass the model that compress() was called for (of FSDP2 the "
         "root module, in Lightning trainer.strategy.model during fit(), in transformers trainer.model_wrapped), or the "
-        "optimizer that DistributedOptimizer() has returned. Compression.none and fp16 of hvd_compress.torch have no "
+        "optimizer that DistributedOptimizer() has returned; of local steps what LocalSteps() or local_steps() has "
+        "returned, or the callback's `local`. Compression.none and fp16 of hvd_compress.torch have no "
         "handle: take dense() or half()"
     )
 

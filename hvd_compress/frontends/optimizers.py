@@ -32,12 +32,11 @@ def trains(optimizer: Any, parameters: Iterable[torch.Tensor]) -> bool:
     return any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"])
 
 
-def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Return what an optimizer remembers in floating-point tensors, such as momenta, in the order of its parameters.
+def state_tensors(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return what an optimizer remembers of parameters in floating-point tensors, such as momenta, in their order.
 
     Of what is sharded this rank's shards.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     found = [each for parameter in parameters for each in optimizer.state.get(parameter, {}).values()]
     tensors = [each for each in found if isinstance(each, torch.Tensor) and each.is_floating_point()]
     return [each.to_local() if hasattr(each, "to_local") else each for each in tensors]

@@ -27,7 +27,7 @@ MAX_SOURCES = 1024
 """Payloads that one call adds."""
 FITS = ("max", "ternary")
 CHUNK = {4: 256, 3: 512, 2.5: 512, 2: 512}
-"""Groups that are coded by one table, by the bits of an element; with 8 coding would save nothing."""
+"""Groups that are coded by one table, by the bits of an element; of 8 there is no table."""
 MOST = {8: 127, 4: 7, 3: 3, 2.5: 2, 2: 1}
 """By bits of an element, the largest whole number that it may be; four of 2.5 bits share 10."""
 

@@ -71,6 +71,8 @@ class Gathering:
     def mean(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replace floating-point tensors by their mean over all ranks, uncompressed, by way of the host.
 
+        One that is not finite on some ranks becomes the mean of the others; on all, it is not finite.
+
         Raises as figures(), and ConfigError where ranks bring other numbers of elements.
         """
         numels = self.figures([sum(each.numel() for each in tensors)], "a mean")
@@ -104,13 +106,15 @@ def _mean(tensors: Sequence[torch.Tensor], engine: Engine) -> None:
     for dtype in (torch.float32, torch.float64):
         those = [each for each in tensors if torch.promote_types(each.dtype, torch.float32) == dtype]
         if those:
-            total = torch.cat([each.detach().to("cpu", dtype).flatten() for each in those])
+            flats = [each.detach().to("cpu", dtype).flatten() for each in those]
+            counts = torch.tensor([bool(each.isfinite().all()) for each in flats], dtype=dtype)
+            brought = [flat if count else torch.zeros_like(flat) for flat, count in zip(flats, counts, strict=True)]
+            total = torch.cat([*brought, counts])
             with engine.aside():
                 engine.control.allreduce(total)
-            total /= engine.world_size
-            parts: Sequence[torch.Tensor] = torch.split(total, [each.numel() for each in those])
-            for tensor, part in zip(those, parts, strict=True):
-                tensor.copy_(part.view(tensor.shape))
+            *sums, counts = torch.split(total, [*(each.numel() for each in those), len(those)])
+            for tensor, part, count in zip(those, sums, counts, strict=True):
+                tensor.copy_((part / count).view(tensor.shape))
 
 
 def _on_first(value: Any, engine: Engine) -> list[Any] | None:

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_compress import compression
 from hvd_compress.compressors import Cast
 from hvd_compress.errors import UsageError
+from hvd_compress.frontends.ddp.local import takes_local_steps
 from hvd_compress.frontends.ddp.refusals import check_compression, check_model, trains_alone
 from hvd_compress.frontends.ddp.state import CompressionState, exchange, known_state
 from hvd_compress.frontends.original import original_of
@@ -65,6 +66,10 @@ def compress(model: DistributedDataParallel, compression: Request) -> Distribute
             )
         return model
     state, wrapped = CompressionState(compression), original_of(model)
+    if takes_local_steps(wrapped):
+        raise UsageError(
+            "this model takes local steps, between which no gradients are exchanged: pass compression= to local_steps()"
+        )
     if trains_alone(wrapped):
         warn_caller(
             "there is one process, so no gradients are exchanged and none are compressed: to have several, launch the "

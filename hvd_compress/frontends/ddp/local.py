@@ -22,6 +22,11 @@ from hvd_compress.settings import Settings
 _local: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
+def takes_local_steps(model: Any) -> bool:
+    """Whether a module, as DDP has wrapped it, exchanges no gradients."""
+    return model in _local
+
+
 def local_steps(model: Any, optimizer: Any, **options: Any) -> LocalSteps:
     """Have the ranks of a DDP model exchange what they have learned once in several steps, not gradients in each.
 
@@ -43,7 +48,7 @@ def local_steps(model: Any, optimizer: Any, **options: Any) -> LocalSteps:
         return LocalSteps(
             optimizer, Replicas(trained(optimizer, wrapped), partial(connect_over, None, None), 0, 1), **options
         )
-    if known_state(model) is not None or wrapped in _local:
+    if known_state(model) is not None or takes_local_steps(wrapped):
         raise UsageError("this model's gradients are compressed, or it takes local steps already: wrap the module anew")
     check_model(wrapped, "local_steps")
     if wrapped.static_graph:

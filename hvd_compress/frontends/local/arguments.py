@@ -16,6 +16,8 @@ from hvd_compress.request.request import Request
 
 Every = int | Callable[[int], int] | Literal["auto"]
 """Steps in a round: a number; a function of the steps so far, which is asked when a round begins; or "auto"."""
+ALL_AT_ONCE = 30
+"""Steps of all gradients that auto() takes to choose, and about as many as it needs."""
 
 
 def check_optimizer(optimizer: Any) -> None:
@@ -41,6 +43,15 @@ def checked(request: Any) -> Request:
             "at a time: take auto(), or a compression without a policy, such as int4()"
         )
     return request if request.policy is None else replace(request, policy=request.policy.in_rounds())
+
+
+def check_auto(request: Request, start_after: int, fragments: int) -> None:
+    """Raise ConfigError where auto() would never see all gradients travel, by which it compares."""
+    if request.policy is not None and fragments > 1 and start_after < ALL_AT_ONCE:
+        raise ConfigError(
+            f"auto() compares steps that exchange all buckets, and with fragments={fragments} only the first "
+            f"start_after={start_after} do: take {ALL_AT_ONCE} or more, or fragments=1, or name a compression"
+        )
 
 
 def check_outer(outer: Any) -> None:

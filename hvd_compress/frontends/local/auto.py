@@ -51,7 +51,7 @@ class Auto:
         Args:
             cosine: between what two ranks move in a step.
         """
-        if exchange_s:  # the first round tells of none
+        if exchange_s:  # what the first one took, the second tells
             self._cosine = cosine
             self._rounds.append((step_s, exchange_s * self._fragments, cosine))
 

@@ -21,6 +21,11 @@ class Clock:
         """A round begins."""
         self.steps, self._work_s = 0, 0.0
 
+    def begin(self) -> None:
+        """The first of several rounds begins: no exchange of theirs is known yet."""
+        self._exchange_s = 0.0
+        self.reset()
+
     def works(self, steps: int = 0) -> None:
         """What has passed since the last call was work, in which this number of steps has ended."""
         self._work_s += self._lap()

@@ -96,8 +96,7 @@ class Rounds:
         self._final = 0  # exchanges since all ranks have taken their last step
         self.exchange_s, self.figures = 0.0, (0.0, 0.0, 0.0)
         self.unsettled = False
-        self._lost = 0  # exchanges in a row that did not count
-        self._apart: set[int] = set()  # fragments whose last exchange did not count
+        self._lost = [0] * fragment_count  # exchanges in a row that did not count, of each fragment
         self.report: RoundReport | None = None
         self._launched: dict[str, torch.Tensor] = {}  # parameters as they were when it was launched, if it lands late
 
@@ -118,16 +117,17 @@ class Rounds:
         self._require_agreement()
 
     def _require_rounds_that_count(self) -> None:
-        if self._lost >= MOST_LOST * self.count:
+        if max(self._lost) >= MOST_LOST:
             raise ReplicaError(
                 f"{MOST_LOST} rounds have not counted, as what some rank has learned is not finite, and its "
                 "optimizer's state neither: load a checkpoint"
             )
 
     def _require_agreement(self) -> None:
-        if self._apart:
+        apart = [fragment for fragment, lost in enumerate(self._lost) if lost]
+        if apart:
             raise ReplicaError(
-                f"fragments {sorted(self._apart)} of {self.count}: what some rank has learned is not finite, so ranks "
+                f"fragments {apart} of {self.count}: what some rank has learned is not finite, so ranks "
                 "do not agree on the parameters: load a checkpoint"
             )
 
@@ -207,7 +207,10 @@ class Rounds:
         self.handle.session.states.scale(0.0)
 
     def mean(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replace tensors by their mean over all ranks, uncompressed; between two steps. All ranks call it."""
+        """Replace tensors by their mean over all ranks, uncompressed; between two steps. All ranks call it.
+
+        One that is not finite on a rank does not count there.
+        """
         if tensors:
             self.handle.session.gathering.mean(tensors)
 
@@ -270,13 +273,13 @@ class Rounds:
         """
         results = self.wait()
         assert self.in_flight is not None
-        self._require_rounds_that_count()
         fragment, launched = self.in_flight, self._launched
         self.in_flight, self._landing, self._launched = None, None, {}
         if not results:
             for name in self._names[fragment]:  # or else no later round would count, either
                 if not self._parameters[name].isfinite().all():
                     self._parameters[name].detach().copy_(self.anchors[name])
+            self._require_rounds_that_count()
             return False
         for name, result in results.items():
             self.anchors[name].grad = result
@@ -307,8 +310,7 @@ class Rounds:
             energies, leaving, *figures = zip(*self._told(), strict=True)
             self.some_leave = any(leaving)
             self.figures = max(figures[0]), max(figures[1]), figures[2][0]
-            (self._apart.discard if report.finite else self._apart.add)(self.in_flight)
-            self._lost = 0 if report.finite else self._lost + 1
+            self._lost[self.in_flight] = 0 if report.finite else self._lost[self.in_flight] + 1
             self._final = self._final + 1 if all(leaving) else 0
             moved = RoundReport.of(energies, sum(_energy(self._flats[number]) for number in numbers))
             if moved is not None:
@@ -349,10 +351,12 @@ class Rounds:
         if {name: tuple(each.shape) for name, each in state["anchors"].items()} != shapes:
             raise ConfigError("this checkpoint has parameters of other shapes: take the same model, and as many shards")
         self.resumes = True
+        self._lost, self._final = [0] * self.count, 0
+        self.leaving = self.some_leave = False
         for name, anchor in self.anchors.items():
             anchor.copy_(state["anchors"][name])
         for optimizer, each in zip(self._outer, state["outer"], strict=True):
-            optimizer.load_state_dict(each)
+            optimizer.load_state_dict({**each, "param_groups": optimizer.state_dict()["param_groups"]})
         self.handle.load_state_dict(state["exchange"])
         if state["world_size"] != self.world_size:
             for name, anchor in self.anchors.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from hvd_compress.frontends.local.arguments import Every
 from hvd_compress.frontends.local.auto import Auto, cosine_of_a_step
 from hvd_compress.frontends.local.clock import Clock
 from hvd_compress.frontends.local.rounds import Rounds
+from hvd_compress.frontends.local.settled import settle
 
 LOOK_AGAIN = 64
 """Synchronous steps after which "auto" asks whether they are still the best."""
@@ -33,7 +34,7 @@ class Schedule:
         every: Every,
         start_after: int,
         delay: int,
-        remembered: Callable[[], Sequence[torch.Tensor]] = tuple,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         """Nothing is communicated.
 
@@ -42,12 +43,12 @@ class Schedule:
             start_after: steps that are synchronous first.
             delay: steps after which what was launched lands: 0 waits for it at once. It lands before the next exchange
                 begins, however soon that is.
-            remembered: returns what the optimizer remembers. Where steps become synchronous after local ones, ranks go
-                on with the mean, as else the same gradients would move them apart.
+            optimizer: of the parameters. Where steps become synchronous after local ones, ranks go on with the mean of
+                what each remembers, as else the same gradients would move them apart.
         """
         self.auto = Auto(rounds.count, delay, rounds.world_size, tells=rounds.rank == 0) if every == "auto" else None
         self._rounds, self._every, self._start_after, self._delay = rounds, every, start_after, delay
-        self._remembered = remembered
+        self._optimizer = optimizer
         self.steps = 0
         self._place, self._length = 0, 0  # local steps of the round so far, and of all of it; 0 before the first
         self._lands_after = 0
@@ -83,21 +84,26 @@ class Schedule:
         if self._rounds.in_flight is not None and self.steps == self._lands_after:
             self._land()
         for fragment in fragments.due(self._place, self._length, self._rounds.count):
-            if self._rounds.is_over:
-                return
             if self._rounds.in_flight is not None:
                 self._land()
+            if self._rounds.is_over:  # perhaps by what has just landed
+                return
             self._rounds.launch(fragment, lands_late=self._delay > 0, figures=(*self._clock.figures(), self._cosine))
             self._lands_after = self.steps + self._delay
             if not self._delay:
                 self._land()
 
     @property
+    def begins_with_rounds(self) -> bool:
+        """Whether no step is synchronous first, so that ranks without a batch have rounds to take part in."""
+        return self._start_after == 0
+
+    @property
     def place(self) -> str:
         """Where this rank stands, as ranks compare it when they meet."""
         known = "a function" if callable(self._every) else self._every
-        place = f"synchronous step {self.steps}" if self._is_synchronous else f"in a round of {self._length} steps"
-        return f"every={known}, start_after={self._start_after}, delay={self._delay}, {place}"
+        place = "a synchronous one" if self._is_synchronous else f"{self._place} of a round of {self._length}"
+        return f"every={known}, start_after={self._start_after}, delay={self._delay}, step {self.steps}, {place}"
 
     @property
     def _is_synchronous(self) -> bool:
@@ -119,12 +125,13 @@ class Schedule:
             self._length = self._next_length()
         if before <= 1 < self._length:
             self._rounds.begin()
+            self._clock.begin()
         elif before > 1 == self._length:
             self._rounds.meet()
             if self._rounds.some_leave:  # it brings no gradients any more: steps stay local. The same on all ranks.
                 self._length = before
-            else:
-                self._rounds.mean(self._remembered())
+            elif self._optimizer is not None:
+                settle(self._optimizer, self._rounds.handle.session.gathering)
 
     def _next_length(self) -> int:
         if self.auto is not None:
@@ -157,11 +164,15 @@ class Schedule:
     def finish(self) -> None:
         """After the last step of this rank: take part in rounds until all have come to their last.
 
-        Then ranks agree on all parameters. While steps are synchronous, all have taken as many, and agree.
+        Then ranks agree on all parameters. While steps are synchronous, all have taken as many, and agree; where local
+        ones would come next, others may have taken some.
 
         Raises ReplicaError where they do not, as some parameters are not finite.
         """
+        if self._is_synchronous and self.steps >= self._start_after:
+            self._begin_round()
         if self._is_synchronous:
+            self._place = self._length
             return
         self._rounds.leaving = True
         while not self._rounds.is_over:

@@ -18,6 +18,7 @@ from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.known import register
 from hvd_compress.frontends.local.arguments import (
     Every,
+    check_auto,
     check_optimizer,
     check_outer,
     check_rounds,
@@ -27,7 +28,7 @@ from hvd_compress.frontends.local.outer import Make, averaging
 from hvd_compress.frontends.local.replicas import Replicas
 from hvd_compress.frontends.local.rounds import Rounds
 from hvd_compress.frontends.local.schedule import Schedule
-from hvd_compress.frontends.optimizers import state_tensors
+from hvd_compress.frontends.local.settled import require_one_model
 from hvd_compress.request.request import Request
 from hvd_compress.session.notices import tell_one_rank
 
@@ -90,12 +91,13 @@ class LocalSteps:
         request = checked(Compression.int4() if compression is None else compression)
         check_outer(outer)
         check_rounds(every, start_after, fragments, delay, mix)
+        check_auto(request, start_after, fragments)
         if optimizer in _taken:
             raise UsageError(
                 "this optimizer takes local steps already, and both would exchange: make a new one over the parameters"
             )
         self._replicas = replicas = model if isinstance(model, Replicas) else Replicas.whole(optimizer, model, request)
-        self._is_open = False
+        self._is_open = self._is_averaged = False
         self._schedule: Schedule | None = None
         if replicas.world_size == 1:
             self.handle = Handle.alone(replicas.parameters, request, replicas.settings)
@@ -106,9 +108,8 @@ class LocalSteps:
         self.handle = self._rounds.handle
         try:
             self.handle.follow(optimizer)
-            remembered = partial(state_tensors, optimizer)
             self._schedule = Schedule(
-                self._rounds, every=every, start_after=start_after, delay=delay, remembered=remembered
+                self._rounds, every=every, start_after=start_after, delay=delay, optimizer=optimizer
             )
         except BaseException:
             self._rounds.close()
@@ -132,8 +133,8 @@ class LocalSteps:
             CommunicationError: not all ranks call it.
             ReplicaError: the parameters of some rank are not finite, so ranks do not agree.
         """
-        if self._opens():
-            assert self._schedule is not None
+        if self._schedule is not None and (self._opens() or self._schedule.begins_with_rounds):
+            self._open()
             self._replicas.before_writing()
             self._schedule.finish()
             self._rounds.mean(self._replicas.buffers())
@@ -142,7 +143,7 @@ class LocalSteps:
     def averaged(self) -> Iterator[None]:
         """Within it, the model has the mean of all ranks' parameters and buffers, to be evaluated. Collective.
 
-        They travel uncompressed, each time.
+        They travel uncompressed, each time. The optimizer's steps are refused meanwhile: UsageError.
         """
         if not self._opens():
             yield
@@ -151,16 +152,21 @@ class LocalSteps:
         tensors = [*(each.detach() for each in self._replicas.parameters.values()), *self._replicas.buffers()]
         own = [each.clone() for each in tensors]
         self._rounds.mean(tensors)
+        self._is_averaged = True
         try:
             yield
         finally:
+            self._is_averaged = False
             self._replicas.before_writing()
             with torch.no_grad():
                 for tensor, kept in zip(tensors, own, strict=True):
                     tensor.copy_(kept)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the round, anchors, outer state, residuals and what is on its way. One file a rank."""
+        """Return the place in the round, anchors, outer state, residuals and what is on its way, for which it waits.
+
+        One file a rank. All ranks call it, after the same step.
+        """
         return {} if self._schedule is None else self._schedule.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -196,6 +202,10 @@ class LocalSteps:
 
     def _before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A step begins: gradients are there, or a closure computes them in it."""
+        if self._is_averaged:
+            raise UsageError(
+                "optimizer.step() within averaged(), at whose end parameters are as before: train when it is over"
+            )
         closure = kwargs.get("closure") if len(args) < 2 else args[1]
         if closure is None:
             self._exchange_gradients(optimizer)
@@ -214,6 +224,7 @@ class LocalSteps:
         assert self._schedule is not None
         if not self._is_open:
             self._rounds.open(self._schedule.place)
+            require_one_model(self._rounds.anchors, self._rounds.handle.session.gathering)
             self._is_open = True
 
     def _exchange_gradients(self, optimizer: torch.optim.Optimizer) -> None:

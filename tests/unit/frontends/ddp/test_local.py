@@ -76,6 +76,8 @@ def refused(rank: int) -> None:
     hc.local_steps(model, optimizer)
     with pytest.raises(UsageError, match="takes local steps already"):
         hc.local_steps(model, optimizer)
+    with pytest.raises(UsageError, match=r"pass compression= to local_steps\(\)"):
+        hc.compress(model, hc.Compression.int4())
     with pytest.raises(ConfigError, match=r"call hvd_compress.ddp.local_steps\(model, optimizer"):
         LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), model)
     part = wrapped()

@@ -11,6 +11,7 @@ import torch
 from hvd_compress.compression import Compression
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import run_ranks
+from hvd_compress.errors import ReplicaError
 from hvd_compress.frontends.local import fragments, outer
 from hvd_compress.frontends.local.replicas import Replicas
 from hvd_compress.frontends.local.report import RoundReport
@@ -72,6 +73,56 @@ def test_each_fragment_is_due_once_a_round(count: int, every: int) -> None:
         begun = [number for step in range(start, start + every) for number in fragments.due(step, every, count)]
         assert sorted(begun) == list(range(count))
     assert count - 1 in fragments.due(every, every, count)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_rounds_that_never_count_end_training_until_a_checkpoint_is_loaded(count: int) -> None:
+    """Also where only one of the fragments is concerned. That rank goes on from the anchor."""
+
+    def body(rounds: Rounds, mine: dict[str, torch.Tensor], rank: int) -> int:
+        exchange(rounds)
+        state, kept, counted = rounds.state_dict(), copies(mine), 0
+        message = ""
+        while not message and counted < 20:
+            if rank == 1:
+                mine["c.bias"].data[0] = torch.nan
+            counted += 1
+            try:
+                exchange(rounds)
+            except ReplicaError as error:
+                message = str(error)
+            assert torch.equal(mine["c.bias"], rounds.anchors["c.bias"])
+        assert "8 rounds have not counted" in message
+        for name, each in mine.items():
+            each.data.copy_(kept[name])
+        rounds.load_state_dict(state)
+        learn(mine, rank, 1)
+        assert exchange(rounds)
+        return counted
+
+    assert in_ranks(2, body, fragment_count=count) == [8, 8]
+
+
+def test_where_steps_become_synchronous_all_that_was_learned_is_in_the_parameters() -> None:
+    def body(rounds: Rounds, mine: dict[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
+        for step in range(3):
+            learn(mine, rank, step)
+            exchange(rounds)
+        learn(mine, rank, 3)
+        rounds.meet()
+        assert not any(each.any() for each in rounds.handle.session.states.state_dict().values())
+        return copies(mine)
+
+    expected, ranks = parameters(), in_ranks(2, body, Compression.int4())
+    learned = [parameters() for _ in ranks]
+    for rank, each in enumerate(learned):
+        for step in range(4):
+            learn(each, rank, step)
+    for name, start in expected.items():
+        mean = torch.stack([each[name].detach() for each in learned]).mean(0)
+        assert not torch.equal(mean, start)
+        for found in ranks:
+            torch.testing.assert_close(found[name], mean, rtol=0, atol=1e-5)
 
 
 def test_fragments_are_due_as_far_apart_as_steps_allow() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from hvd_compress.frontends.local.replicas import Replicas
 from hvd_compress.frontends.local.report import RoundReport
 from hvd_compress.frontends.local.rounds import Rounds
 from hvd_compress.frontends.local.schedule import Schedule
-from hvd_compress.frontends.optimizers import state_tensors
 from hvd_compress.settings import Settings
 
 
@@ -52,6 +50,7 @@ def train(
     more: int = 0,
     reports: list[Any] | None = None,
     parts_at: int | None = None,
+    again: int = 0,
     **schedule: Any,
 ) -> Sequence[list[torch.Tensor]]:
     """Return the parameters of each rank after its steps, and the end of its round.
@@ -62,6 +61,7 @@ def train(
         more: steps that each rank takes more than the one before.
         reports: gets the report of the last round of each rank.
         parts_at: the step before which rank 1 changes a parameter.
+        again: steps that follow the end, which comes again after them.
     """
 
     def body(engine: Engine) -> list[torch.Tensor]:
@@ -72,27 +72,36 @@ def train(
         )
         rounds = Rounds(replicas, asked, outer=outside, mix=mix, fragment_count=fragments)
         optimizer = torch.optim.SGD(trained.parameters(), lr=0.05, momentum=0.9)
-        words = {"every": 4, "start_after": 2, "delay": 0, "remembered": partial(state_tensors, optimizer), **schedule}
+        words = {"every": 4, "start_after": 2, "delay": 0, "optimizer": optimizer, **schedule}
         planned = Schedule(rounds, **words)
         if saved and stop is None:
             trained.load_state_dict(saved[engine.rank]["model"])
             optimizer.load_state_dict(saved[engine.rank]["optimizer"])
             planned.load_state_dict(saved[engine.rank]["local"])
-        rounds.open()
-        for step in range(planned.steps, (steps if stop is None else stop) + more * engine.rank):
-            if (step, engine.rank) == (parts_at, 1):
-                trained[0].bias.data[3] += 1e-3
-            optimizer.zero_grad()
-            loss_of(trained, engine.rank, step).backward()
-            planned.before_step()
-            optimizer.step()
-            planned.after_step()
+        rounds.open(planned.place)
+
+        def take(first: int, last: int) -> None:
+            for step in range(first, last):
+                if (step, engine.rank) == (parts_at, 1):
+                    trained[0].bias.data[3] += 1e-3
+                optimizer.zero_grad()
+                loss_of(trained, engine.rank, step).backward()
+                planned.before_step()
+                optimizer.step()
+                planned.after_step()
+
+        take(planned.steps, (steps if stop is None else stop) + more * engine.rank)
         if stop is not None and saved is not None:
             state = {"model": trained.state_dict(), "optimizer": optimizer.state_dict(), "local": planned.state_dict()}
             saved[engine.rank] = copy.deepcopy(state)
             rounds.close()
             return []
         planned.finish()
+        if again:
+            exchanges = rounds.handle.session.step
+            take(planned.steps, planned.steps + again)
+            assert rounds.handle.session.step > exchanges + 1
+            planned.finish()
         if reports is not None:
             reports.append(rounds.report)
         rounds.close()
@@ -146,6 +155,72 @@ def test_the_last_rank_alone_still_learns() -> None:
     """What it has learned after the others' last step is in the mean, at its share."""
     learned = [final_loss(train(2, 12, more=more)[0]) for more in (0, 40)]
     assert learned[1] < 0.9 * learned[0]
+
+
+@pytest.mark.parametrize(("steps", "start_after"), [(2, 2), (0, 0)])
+def test_a_rank_whose_batches_end_before_the_first_round_takes_part_in_those_of_others(
+    steps: int, start_after: int
+) -> None:
+    ranks = train(3, steps, Compression.int4(), start_after=start_after, more=3)
+    assert all(torch.equal(mine, first) for found in ranks for mine, first in zip(found, ranks[0], strict=True))
+
+
+def test_training_goes_on_after_an_end_whose_last_exchange_was_late() -> None:
+    """The next one is due before it lands."""
+    ranks = train(2, 10, delay=4, every=lambda steps: 2 if steps < 14 else 8, start_after=0, again=30)
+    assert all(torch.equal(mine, first) for mine, first in zip(*ranks, strict=True))
+
+
+class Parts(torch.nn.Module):
+    """Each rank trains a part of its own, and one that all do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = torch.nn.ParameterList(torch.ones(3) for _ in range(3))
+
+    def forward(self, rank: int) -> torch.Tensor:
+        return 10 * self.parts[rank].sum() + self.parts[2].sum()
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_optimizers_agree_where_steps_become_synchronous(spoiled: bool) -> None:
+    """Of what all have trained on the mean, of finite ones; what some have not, all have forgotten."""
+
+    def body(engine: Engine) -> list[torch.Tensor]:
+        trained = Parts()
+        replicas = Replicas(
+            dict(trained.named_parameters()), lambda *_: engine, engine.rank, engine.world_size, Settings(check_every=1)
+        )
+        rounds = Rounds(replicas, Compression.dense(), outer=outer.averaging)
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.05, momentum=0.9)
+        every = lambda steps: 2 if steps < 4 else 1  # noqa: E731
+        planned = Schedule(rounds, every=every, start_after=0, delay=0, optimizer=optimizer)
+        rounds.open()
+        for step in range(8):
+            optimizer.zero_grad()
+            trained(engine.rank).backward()
+            if spoiled and (step, engine.rank) == (3, 1):
+                trained.parts[2].grad.fill_(torch.inf)
+            planned.before_step()
+            optimizer.step()
+            planned.after_step()
+        planned.finish()
+        rounds.close()
+        kept = [optimizer.state[each]["momentum_buffer"] for each in trained.parameters()]
+        return [*(each.detach() for each in trained.parameters()), *kept]
+
+    first, second = run_ranks(2, body)
+    assert all(each.isfinite().all() for each in first)
+    assert all(map(torch.equal, first, second))
+
+
+def test_checkpoints_of_different_steps_are_refused() -> None:
+    saved: dict[int, Any] = {}
+    train(2, 12, saved=saved, stop=9)
+    saved[1]["local"]["steps"] -= 1
+    saved[1]["local"]["place"] -= 1
+    with pytest.raises(ConfigError, match="step 8, 2 of a round of 4"):
+        train(2, 12, saved=saved)
 
 
 @pytest.mark.parametrize("more", [2, 3, 4])

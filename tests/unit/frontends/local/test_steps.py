@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,10 +13,14 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 import hvd_compress
 import hvd_compress.torch as hvd
 from hvd_compress.compression import Compression
-from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.engines.base import Engine
+from hvd_compress.engines.inprocess import run_ranks
+from hvd_compress.errors import ConfigError, ReplicaError, UnsupportedError, UsageError
 from hvd_compress.frontends.horovod import runtime_selection
 from hvd_compress.frontends.local.arguments import checked
+from hvd_compress.frontends.local.replicas import Replicas
 from hvd_compress.local import LocalSteps
+from hvd_compress.settings import Settings
 
 
 def train(local: bool) -> list[torch.Tensor]:
@@ -62,6 +68,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mix": 0.5}, "leave mix out"),
     ({"outer": "diloco"}, "no function that makes an optimizer"),
     ({"outer": torch.optim.SGD}, "no function that makes an optimizer"),
+    ({"compression": Compression.auto(), "fragments": 2, "start_after": 0}, "take 30 or more, or fragments=1"),
     ({"compression": "int4"}, "'int4' is no compression"),
     ({"compression": Compression.int4}, r"call it, as in Compression.int4\(\)"),
     ({"compression": Compression.covap()}, "a round exchanges a fragment at a time"),
@@ -103,6 +110,106 @@ def test_one_rank_goes_on_from_the_anchors_of_several() -> None:
     assert all((each == 2).all() for each in model.parameters())
     with pytest.raises(ConfigError, match="this is not the state of LocalSteps"):
         local.load_state_dict({"step": 3, "ranks": {}})
+
+
+def in_ranks(body: Callable[[LocalSteps, torch.nn.Module, Callable[[int], None], int], Any], **words: Any) -> None:
+    """Run it on two ranks, with a function that takes a number of steps."""
+
+    def whole(engine: Engine) -> None:
+        model = torch.nn.Linear(3, 2)
+        for each in model.parameters():
+            each.data.fill_(0.3)  # ranks are threads, which share random numbers
+        if words.get("differs"):
+            model.bias.data[1] += engine.rank
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        mine = dict(model.named_parameters())
+        replicas = Replicas(mine, lambda *_: engine, engine.rank, engine.world_size, Settings())
+        local = LocalSteps(optimizer, replicas, every=4, start_after=0)
+
+        def take(count: int) -> None:
+            for step in range(count):
+                optimizer.zero_grad()
+                model(torch.full((5, 3), float(step + engine.rank))).square().sum().mul(1e-3).backward()
+                optimizer.step()
+
+        body(local, model, take, engine.rank)
+        local.handle.session.close()
+        everywhere = engine.allgather_json([each.tolist() for each in model.parameters()])
+        assert everywhere[0] == everywhere[1]
+
+    run_ranks(2, whole)
+
+
+@pytest.mark.parametrize("counts", [(0, 7), (7, 0), (0, 0), (3, 9)])
+def test_a_rank_may_have_no_batch(counts: tuple[int, int]) -> None:
+    def body(local: LocalSteps, model: torch.nn.Module, take: Callable[[int], None], rank: int) -> None:
+        take(counts[rank])
+        local.finish()
+
+    in_ranks(body)
+
+
+def test_ranks_that_begin_with_other_parameters_are_told() -> None:
+    def body(local: LocalSteps, model: torch.nn.Module, take: Callable[[int], None], rank: int) -> None:
+        with pytest.raises(ReplicaError, match=r"of rank 1 that are not those of rank 0, 'bias'.*broadcast_parameters"):
+            take(1)
+        model.bias.data.fill_(0)
+
+    in_ranks(body, differs=True)
+
+
+def test_a_checkpoint_of_a_round_without_its_place_is_told() -> None:
+    """The parameters of each rank are its own there."""
+    models: dict[int, Any] = {}
+
+    def save(local: LocalSteps, model: torch.nn.Module, take: Callable[[int], None], rank: int) -> None:
+        take(6)
+        models[rank] = copy.deepcopy(model.state_dict())
+        local.finish()
+
+    def load(local: LocalSteps, model: torch.nn.Module, take: Callable[[int], None], rank: int) -> None:
+        model.load_state_dict(models[rank])
+        with pytest.raises(ReplicaError, match=r"load what local.state_dict\(\) gave on each rank"):
+            take(1)
+        model.load_state_dict(models[0])
+
+    in_ranks(save)
+    in_ranks(load)
+
+
+def test_steps_within_averaged_are_refused_and_training_goes_on_after_it() -> None:
+    def body(local: LocalSteps, model: torch.nn.Module, take: Callable[[int], None], rank: int) -> None:
+        take(2)
+        with local.averaged(), pytest.raises(UsageError, match="train when it is over"):
+            take(1)
+        take(3)
+        local.finish()
+
+    in_ranks(body)
+
+
+def test_buffers_of_a_rank_that_are_not_finite_do_not_count() -> None:
+    def body(local: LocalSteps, model: torch.nn.Module, take: Callable[[int], None], rank: int) -> None:
+        take(4)
+        kept = [torch.tensor([1.0, 3.0]), torch.tensor([torch.nan, 2.0]) if rank else torch.tensor([4.0, 5.0])]
+        local.handle.session.gathering.mean(kept)
+        assert [each.tolist() for each in kept] == [[1, 3], [4, 5]]
+        local.finish()
+
+    in_ranks(body)
+
+
+def test_an_outer_optimizer_has_the_settings_of_the_program_after_a_checkpoint() -> None:
+    def body(local: LocalSteps, model: torch.nn.Module, take: Callable[[int], None], rank: int) -> None:
+        take(4)
+        state = copy.deepcopy(local.state_dict())
+        (state["rounds"]["outer"][0]["param_groups"][0])["lr"] = 0.25
+        local.load_state_dict(state)
+        assert local.state_dict()["rounds"]["outer"][0]["param_groups"][0]["lr"] == 1
+        take(4)
+        local.finish()
+
+    in_ranks(body)
 
 
 def test_local_steps_do_not_advise_local_steps() -> None:
