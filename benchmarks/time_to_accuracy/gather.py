@@ -164,4 +164,4 @@ def _trainings(task: str, network: str) -> Kept:
 
 
 def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else float(f"{seconds:.4g}")
+    return None if seconds is None else float(f"{seconds:.3g}")
