@@ -42,7 +42,8 @@ def _on_shutdown(*_: object) -> None:
     for engine in engines:
         engine.lost = (
             "another rank has ended, and Horovod has shut MPI down under this collective. If that rank printed an "
-            "error, it is the cause; if not, it took fewer steps than this one"
+            "error, it is the cause; if not, it took fewer steps than this one, or left out what "
+            "all ranks call at the end, such as finish() of local steps"
         )
         if engine.running:
             place = engine.place or f"rank {engine.job_rank}"

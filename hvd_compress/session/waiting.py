@@ -28,8 +28,9 @@ LATE = (
     "or goes another way (a stock compression, hvd.join(), rollout())"
 )
 SLOW = (
-    "Where ranks name different places, one calls what others do not, such as end_epoch() or profile_ccr(): call it on "
-    "all ranks. Where the network is slow, raise HVD_COMPRESS_TIMEOUT_S, on all ranks"
+    "Where ranks name different places, one calls what others do not, such as end_epoch(), profile_ccr(), averaged() "
+    "or finish() of local steps: call it on all ranks. Where the network is slow, raise HVD_COMPRESS_TIMEOUT_S, on all "
+    "ranks"
 )
 
 

@@ -35,6 +35,42 @@ def test_it_measures_first_and_says_why() -> None:
     assert "every=32: a step takes 1 s and an exchange 40 s" in chooses.reason
 
 
+def test_fragments_are_exchanged_one_after_the_other() -> None:
+    """Each costs a part of what the model does."""
+    chooses = Auto(fragments=2, delay=0, ranks=4, tells=False)
+    for _ in range(2 * ROUNDS):
+        chooses.measured(1.0, 20.0, 0.2)
+    chooses.choose()
+    assert "an exchange 40 s" in chooses.reason
+
+
+@pytest.mark.parametrize("start_after", [0, 5])
+def test_rounds_are_judged_by_their_own_exchanges(start_after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by those of synchronous steps before; and ranks are as alike as the last round has shown, in a step."""
+    told: list[tuple[float, float, float]] = []
+    reports: list[float] = []
+    launch, land = rounds.Rounds.launch, rounds.Rounds.land
+
+    def launched(self: rounds.Rounds, fragment: int, lands_late: bool = False, figures: Any = (0.0, 0.0, 0.0)) -> None:
+        if self.rank == 0:
+            told.append(figures)
+        launch(self, fragment, lands_late, figures)
+
+    def landed(self: rounds.Rounds) -> bool:
+        counts = land(self)
+        if self.rank == 0:
+            assert self.report is not None
+            reports.append(self.report.cosine)
+        return counts
+
+    monkeypatch.setattr(rounds.Rounds, "launch", launched)
+    monkeypatch.setattr(rounds.Rounds, "land", landed)
+    train(2, start_after + 12, every="auto", start_after=start_after)
+    assert told[0][1:] == (0.0, 0.0)
+    assert told[1][1] > 0
+    assert told[1][2] == auto.cosine_of_a_step(reports[0], FIRST) != reports[0]
+
+
 def test_a_number_stays_where_another_is_hardly_better() -> None:
     chooses = Auto(fragments=1, delay=0, ranks=4, tells=False)
     costs = {every: LocalStepsCost(1.0, 0.6, 0.2, 4).cost(every) for every in COUNTS}
