@@ -6,6 +6,9 @@ Gradients of rank 0 in both tasks of time_to_accuracy, which train by them uncom
 with feedback at both ends: what a rank sends, and what an owner sends of the sum of one. In steps 3, 30 and 150 the
 codes are encoded. The entropy is that of an element by how often each whole number occurs in the payload. The error is
 the mean of squares of what a rank could not send, over that of what it wanted to send: what feedback has to carry.
+
+Then what else a coder could make shorter, by entropies alone: top-k's gaps between indices and its values, and the
+exponents of bf16 as distances to the largest one of 256 elements.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from benchmarks.frame.circumstances import told
 from benchmarks.frame.page import head, row
 from benchmarks.time_to_accuracy.tasks import TASKS, Task
 from hvd_compress import native
+from hvd_compress.buckets.layout import Layout
+from hvd_compress.compression import Compression
 from hvd_compress.native import BlockFormat
 
 FORMATS = [
@@ -51,7 +56,12 @@ def quantised(corrected: torch.Tensor, form: BlockFormat) -> tuple[native.BlockC
 def entropy(sent: native.BlockCodes, form: BlockFormat, numel: int) -> float:
     numbers = torch.empty(numel)
     native.block_sum([native.BlockCodes(sent.codes, torch.ones_like(sent.units))], numbers, form, 1.0)
-    shares = numbers.unique(return_counts=True)[1].double() / numel
+    return bits_of(numbers)
+
+
+def bits_of(numbers: torch.Tensor) -> float:
+    """Return the entropy of whole numbers, by how often each occurs, in bits of one."""
+    shares = numbers.unique(return_counts=True)[1].double() / numbers.numel()
     return float(-(shares * shares.log2()).sum())
 
 
@@ -86,6 +96,31 @@ def measured(task: Task) -> dict[tuple[BlockFormat, str], Found]:
     return found
 
 
+def others(task: Task) -> dict[str, tuple[float, float]]:
+    """Return by payload the bits of an element that is sent, and those that entropies say."""
+    compressor = Compression.topk(0.01, values="int8", index_coding="delta").compressor
+    found: dict[str, list[tuple[float, float]]] = {"topk(0.01), int8, delta": [], "bf16()": []}
+    residual: torch.Tensor | float = 0.0
+    for step, gradient in enumerate(gradients(task)):
+        corrected = gradient + residual
+        kept = corrected.abs().topk(round(0.01 * corrected.numel())).indices.sort().values
+        residual = corrected.clone()
+        residual[kept] = 0
+        if step in STEPS:
+            payload = compressor.compress(corrected, Layout.of(corrected.numel()))  # type: ignore[attr-defined]
+            values, sizes = corrected[kept][: kept.numel() // 64 * 64].view(-1, 64), payload["codes"].numel()
+            whole = (values / values.abs().amax(1, keepdim=True) * 127).round()
+            of_scales = 16 * payload["scales"].numel() / sizes
+            sent = 32 * payload["index_words"].numel() / sizes + 8 + of_scales
+            found["topk(0.01), int8, delta"].append((sent, bits_of(kept.diff()) + bits_of(whole) + of_scales))
+            exponents = (gradient.bfloat16().view(torch.int16).int() >> 7 & 255)[: gradient.numel() // 256 * 256]
+            below = exponents.view(-1, 256).amax(1, keepdim=True) - exponents.view(-1, 256)
+            found["bf16()"].append((16.0, 8 + bits_of(below) + 8 / 256))
+    return {
+        name: (mean([sent for sent, _ in each]), mean([least for _, least in each])) for name, each in found.items()
+    }
+
+
 def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
@@ -105,6 +140,10 @@ def main() -> None:
             cells = (f"{bits[0]:.3f}", f"{bits[1]:.3f}", f"{bits[1] / bits[0]:.3f} ({largest:.3f})")
             sizes = (f"{bits[1] + scales:.2f}", f"{form.bits + scales:.2f}", f"{mean(both[0].error):.4f}")
             print(row([name, f"{form.bits:g}", form.block, *cells, *sizes]), flush=True)
+    print(f"\n{head(['task', 'payload', 'bits', 'by entropies', 'of'])}")
+    for name, task in TASKS.items():
+        for payload, (sent, least) in others(task).items():
+            print(row([name, payload, f"{sent:.2f}", f"{least:.2f}", f"{least / sent:.2f}"]), flush=True)
 
 
 if __name__ == "__main__":
