@@ -11,23 +11,16 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import plan_buckets
-from hvd_compress.errors import ConfigError, ReplicaError, UsageError
+from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.frontends.front_end import FrontEnd
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.local import fragments
 from hvd_compress.frontends.local.outer import Make
 from hvd_compress.frontends.local.replicas import Replicas
-from hvd_compress.frontends.local.report import RoundReport
+from hvd_compress.frontends.local.said import NOTHING, Figures, Said
 from hvd_compress.request.request import Request
 
 log = logging.getLogger("hvd_compress")
-
-MOST_LOST = 8
-"""Rounds in a row that may not count."""
-
-Figures = tuple[float, float, float]
-"""Seconds of a step and of an exchange, and the cosine between what two ranks move in a step."""
-
 
 REFUSES = {
     "follow_loss_scale": "residuals are in units of parameters, which no scaler scales: leave it out",
@@ -44,14 +37,10 @@ class Rounds:
         anchors: the parameters on which all ranks agree, by name: equal to the bit on all of them.
         handle: of what exchanges them.
         in_flight: the fragment that was launched and has not landed; None for none.
-        leaving: whether this rank has taken its last step, as the next exchange tells all.
         resumes: whether a checkpoint was loaded.
         unsettled: whether this rank has learned what ranks have not agreed on.
-        some_leave: whether any rank has, as the last exchange said.
-        report: of the last exchange in which something had moved; None before the first.
+        said: what ranks have said to each other with the last exchange.
         exchange_s: what the last exchange took, its phases together.
-        figures: seconds of a step and of an exchange, of the slowest rank, and the cosine of the first one, as ranks
-            said when the last exchange was launched. The same on all ranks.
     """
 
     def __init__(
@@ -92,44 +81,15 @@ class Rounds:
         self.in_flight: int | None = None
         self._landing: dict[str, torch.Tensor] | None = None  # what has come of it; empty where that does not count
         self._told: Callable[[], list[list[float]]] | None = None  # waits for what ranks say of what is in flight
-        self.leaving = self.some_leave = False
-        self._final = 0  # exchanges since all ranks have taken their last step
-        self.exchange_s, self.figures = 0.0, (0.0, 0.0, 0.0)
+        self.said = Said(fragment_count)
+        self.exchange_s = 0.0
         self.unsettled = False
-        self._lost = [0] * fragment_count  # exchanges in a row that did not count, of each fragment
-        self.report: RoundReport | None = None
         self._launched: dict[str, torch.Tensor] = {}  # parameters as they were when it was launched, if it lands late
 
     @property
     def count(self) -> int:
         """The number of fragments."""
         return len(self._names)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all ranks have taken their last step, and have agreed on each fragment since."""
-        return self._final >= self.count
-
-    def go_on(self) -> None:
-        """All ranks take more steps after their last. Raises ReplicaError where they do not agree."""
-        self.leaving = self.some_leave = self.unsettled = False
-        self._final = 0
-        self._require_agreement()
-
-    def _require_rounds_that_count(self) -> None:
-        if max(self._lost) >= MOST_LOST:
-            raise ReplicaError(
-                f"{MOST_LOST} rounds have not counted, as what some rank has learned is not finite, and its "
-                "optimizer's state neither: load a checkpoint"
-            )
-
-    def _require_agreement(self) -> None:
-        apart = [fragment for fragment, lost in enumerate(self._lost) if lost]
-        if apart:
-            raise ReplicaError(
-                f"fragments {apart} of {self.count}: what some rank has learned is not finite, so ranks "
-                "do not agree on the parameters: load a checkpoint"
-            )
 
     @property
     def rank(self) -> int:
@@ -222,9 +182,9 @@ class Rounds:
         for fragment in range(self.count):
             self.launch(fragment)
             self.land()
-        if self.some_leave:
+        if self.said.some_leave:
             return
-        self._require_agreement()
+        self.said.require_agreement()
         for name, kept in self.handle.session.states.state_dict().items():
             self._parameters[name].detach().sub_(kept.view(self.anchors[name].shape))
         self.mean([each.detach() for each in self._parameters.values()])
@@ -238,12 +198,13 @@ class Rounds:
         return max(first), max(second)
 
     @torch.no_grad()
-    def launch(self, fragment: int, lands_late: bool = False, figures: Figures = (0.0, 0.0, 0.0)) -> None:
+    def launch(self, fragment: int, *, lands_late: bool = False, figures: Figures = NOTHING, length: int = 0) -> None:
         """Begin to exchange what a fragment has moved since it last landed; if it lands late, training goes on.
 
         Args:
             figures: seconds of a step and of an exchange, and the cosine between what two ranks move in a step, as
                 this rank sees them.
+            length: steps of the round; 0 where none is to follow.
         """
         assert self.in_flight is None, "one after the other"
         session, self.in_flight = self.handle.session, fragment
@@ -256,7 +217,7 @@ class Rounds:
             energy += _energy(self._flats[number])
             session.buckets.mark_ready(number)
             session.submit(number, self._flats[number])
-        self._told = session.gathering.begin([energy, float(self.leaving), *figures], "what ranks say of their round")
+        self._told = session.gathering.begin(self.said.own(energy, figures, length), "what ranks say of their round")
         if lands_late:
             self._launched = {name: self._parameters[name].detach().clone() for name in self._names[fragment]}
 
@@ -279,7 +240,7 @@ class Rounds:
             for name in self._names[fragment]:  # or else no later round would count, either
                 if not self._parameters[name].isfinite().all():
                     self._parameters[name].detach().copy_(self.anchors[name])
-            self._require_rounds_that_count()
+            self.said.require_rounds_that_count()
             return False
         for name, result in results.items():
             self.anchors[name].grad = result
@@ -289,7 +250,7 @@ class Rounds:
             parameter = self._parameters[name].detach()
             if not launched:
                 parameter.copy_(self.anchors[name])
-            elif self._mix is None or self.leaving:
+            elif self._mix is None or self.said.leaving:
                 parameter.sub_(launched[name]).add_(self.anchors[name])
             else:
                 parameter.lerp_(self.anchors[name], 1 - self._mix)  # Streaming DiLoCo, Algorithm 2
@@ -298,7 +259,9 @@ class Rounds:
     def wait(self) -> Mapping[str, torch.Tensor]:
         """Wait for what is in flight, which lands later; return mean pseudo-gradients, none where they do not count.
 
-        Raises CommunicationError, PayloadError: the exchange failed.
+        Raises:
+            CommunicationError, PayloadError: the exchange failed.
+            ConfigError: ranks take rounds of other numbers of steps.
         """
         assert self.in_flight is not None, "nothing is in flight"
         if self._landing is None:
@@ -307,15 +270,10 @@ class Rounds:
             numbers = self._numbers[self.in_flight] if report.finite else ()
             self._landing = {name: part for number in numbers for name, part in self._parts(number).items()}
             assert self._told is not None
-            energies, leaving, *figures = zip(*self._told(), strict=True)
-            self.some_leave = any(leaving)
-            self.figures = max(figures[0]), max(figures[1]), figures[2][0]
-            self._lost[self.in_flight] = 0 if report.finite else self._lost[self.in_flight] + 1
-            self._final = self._final + 1 if all(leaving) else 0
-            moved = RoundReport.of(energies, sum(_energy(self._flats[number]) for number in numbers))
-            if moved is not None:
-                self.report = moved
-                self.handle.session.reporting.take(moved.figures())
+            mean_energy = sum(_energy(self._flats[number]) for number in numbers)
+            if self.said.take(self._told(), self.in_flight, report.finite, mean_energy):
+                assert self.said.report is not None
+                self.handle.session.reporting.take(self.said.report.figures())
         return self._landing
 
     def state_dict(self) -> dict[str, Any]:
@@ -351,8 +309,7 @@ class Rounds:
         if {name: tuple(each.shape) for name, each in state["anchors"].items()} != shapes:
             raise ConfigError("this checkpoint has parameters of other shapes: take the same model, and as many shards")
         self.resumes = True
-        self._lost, self._final = [0] * self.count, 0
-        self.leaving = self.some_leave = False
+        self.said.forget()
         for name, anchor in self.anchors.items():
             anchor.copy_(state["anchors"][name])
         for optimizer, each in zip(self._outer, state["outer"], strict=True):

@@ -86,9 +86,10 @@ class Schedule:
         for fragment in fragments.due(self._place, self._length, self._rounds.count):
             if self._rounds.in_flight is not None:
                 self._land()
-            if self._rounds.is_over:  # perhaps by what has just landed
+            if self._rounds.said.is_over:  # perhaps by what has just landed
                 return
-            self._rounds.launch(fragment, lands_late=self._delay > 0, figures=(*self._clock.figures(), self._cosine))
+            figures = (*self._clock.figures(), self._cosine)
+            self._rounds.launch(fragment, lands_late=self._delay > 0, figures=figures, length=self._length)
             self._lands_after = self.steps + self._delay
             if not self._delay:
                 self._land()
@@ -115,20 +116,22 @@ class Schedule:
         rounds.land()
         self._clock.exchanges(rounds.exchange_s if self._delay else None)
         if self.auto is not None:
-            self.auto.measured(*rounds.figures)
-            if rounds.report is not None:
-                self._cosine = cosine_of_a_step(rounds.report.cosine, self._length)
+            self.auto.measured(*rounds.said.figures)
+            if rounds.said.report is not None:
+                self._cosine = cosine_of_a_step(rounds.said.report.cosine, self._length)
 
     def _begin_round(self) -> None:
         before, self._place = self._length, 0
-        if not self._rounds.some_leave:
+        if not self._rounds.said.some_leave:
             self._length = self._next_length()
         if before <= 1 < self._length:
             self._rounds.begin()
             self._clock.begin()
         elif before > 1 == self._length:
             self._rounds.meet()
-            if self._rounds.some_leave:  # it brings no gradients any more: steps stay local. The same on all ranks.
+            if (
+                self._rounds.said.some_leave
+            ):  # it brings no gradients any more: steps stay local. The same on all ranks.
                 self._length = before
             elif self._optimizer is not None:
                 settle(self._optimizer, self._rounds.handle.session.gathering)
@@ -174,10 +177,12 @@ class Schedule:
         if self._is_synchronous:
             self._place = self._length
             return
-        self._rounds.leaving = True
-        while not self._rounds.is_over:
+        self._rounds.said.leaving = True
+        while not self._rounds.said.is_over:
             if self._place == self._length:
                 self._begin_round()
             self._advance()
-        self._rounds.go_on()
+        self._rounds.unsettled = False
+        self._rounds.said.reset()
+        self._rounds.said.require_agreement()
         self._clock.skip()

@@ -51,16 +51,16 @@ def test_rounds_are_judged_by_their_own_exchanges(start_after: int, monkeypatch:
     reports: list[float] = []
     launch, land = rounds.Rounds.launch, rounds.Rounds.land
 
-    def launched(self: rounds.Rounds, fragment: int, lands_late: bool = False, figures: Any = (0.0, 0.0, 0.0)) -> None:
+    def launched(self: rounds.Rounds, fragment: int, **words: Any) -> None:
         if self.rank == 0:
-            told.append(figures)
-        launch(self, fragment, lands_late, figures)
+            told.append(words["figures"])
+        launch(self, fragment, **words)
 
     def landed(self: rounds.Rounds) -> bool:
         counts = land(self)
         if self.rank == 0:
-            assert self.report is not None
-            reports.append(self.report.cosine)
+            assert self.said.report is not None
+            reports.append(self.said.report.cosine)
         return counts
 
     monkeypatch.setattr(rounds.Rounds, "launch", launched)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,7 +105,7 @@ def train(
             assert rounds.handle.session.step > exchanges + 1
             planned.finish()
         if reports is not None:
-            reports.append(rounds.report)
+            reports.append(rounds.said.report)
         rounds.close()
         return [each.detach() for each in trained.parameters()]
 
@@ -163,6 +165,20 @@ def test_a_rank_whose_batches_end_before_the_first_round_takes_part_in_those_of_
 ) -> None:
     ranks = train(3, steps, Compression.int4(), start_after=start_after, more=3)
     assert all(torch.equal(mine, first) for found in ranks for mine, first in zip(found, ranks[0], strict=True))
+
+
+@pytest.mark.parametrize("other", [2, 1])
+def test_ranks_that_ask_for_other_rounds_are_told(other: int) -> None:
+    """A function may see more than the steps; where one rank's rounds end, that is a synchronous step."""
+    ranks = itertools.count()
+
+    def every(steps: int) -> int:
+        mine = threads.setdefault(threading.get_ident(), next(ranks))
+        return other if mine and steps == 8 else 4
+
+    threads: dict[int, int] = {}
+    with pytest.raises(ConfigError, match=r"\d steps on rank 0 and \d on rank 1, .*let every\(\) depend on"):
+        train(2, 20, every=every, start_after=0)
 
 
 def test_training_goes_on_after_an_end_whose_last_exchange_was_late() -> None:
