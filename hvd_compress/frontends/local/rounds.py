@@ -81,7 +81,7 @@ class Rounds:
         self.in_flight: int | None = None
         self._landing: dict[str, torch.Tensor] | None = None  # what has come of it; empty where that does not count
         self._told: Callable[[], list[list[float]]] | None = None  # waits for what ranks say of what is in flight
-        self.said = Said(fragment_count)
+        self.said = Said(self.count)
         self.exchange_s = 0.0
         self.unsettled = False
         self._launched: dict[str, torch.Tensor] = {}  # parameters as they were when it was launched, if it lands late
@@ -123,7 +123,7 @@ class Rounds:
         session = self.handle.session
         session.open(
             [name for names in self._names for name in names],
-            options=f"{len(self._names)} fragments, mix={self._mix}, {options}",
+            options=f"{self.count} fragments, mix={self._mix}, outer={_settings(self._outer[0])}, {options}",
         )
         layouts: list[Layout] = []
         for names in self._names:
@@ -350,6 +350,12 @@ class Rounds:
         layout = self.handle.session.buckets.every[number].layout
         parts: Sequence[torch.Tensor] = torch.split(self._flats[number], list(layout.segments))
         return {name: part.view(self.anchors[name].shape) for name, part in zip(layout.names, parts, strict=True)}
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> str:
+    """Return an optimizer's own, in words, which ranks compare."""
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    return f"{type(optimizer).__name__} {groups}"
 
 
 def _energy(flat: torch.Tensor) -> float:

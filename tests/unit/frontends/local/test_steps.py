@@ -19,7 +19,7 @@ from hvd_compress.errors import ConfigError, ReplicaError, UnsupportedError, Usa
 from hvd_compress.frontends.horovod import runtime_selection
 from hvd_compress.frontends.local.arguments import checked
 from hvd_compress.frontends.local.replicas import Replicas
-from hvd_compress.local import LocalSteps
+from hvd_compress.local import LocalSteps, averaging, diloco
 from hvd_compress.settings import Settings
 
 
@@ -124,7 +124,8 @@ def in_ranks(body: Callable[[LocalSteps, torch.nn.Module, Callable[[int], None],
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         mine = dict(model.named_parameters())
         replicas = Replicas(mine, lambda *_: engine, engine.rank, engine.world_size, Settings())
-        local = LocalSteps(optimizer, replicas, every=4, start_after=0)
+        outer = diloco if words.get("outers") and engine.rank else averaging
+        local = LocalSteps(optimizer, replicas, every=4, start_after=0, outer=outer)
 
         def take(count: int) -> None:
             for step in range(count):
@@ -156,6 +157,14 @@ def test_ranks_that_begin_with_other_parameters_are_told() -> None:
         model.bias.data.fill_(0)
 
     in_ranks(body, differs=True)
+
+
+def test_ranks_of_other_outer_optimizers_are_told() -> None:
+    def body(local: LocalSteps, model: torch.nn.Module, take: Callable[[int], None], rank: int) -> None:
+        with pytest.raises(ConfigError, match=r"'momentum': 0\.9"):
+            take(1)
+
+    in_ranks(body, outers=True)
 
 
 def test_a_checkpoint_of_a_round_without_its_place_is_told() -> None:
