@@ -3,7 +3,8 @@
 // What elements share, a number in digits or a byte, is one symbol. Symbols are rows of 16: a group is one, with most =
 // 7 two. A symbol has a Huffman code of at most coded_longest() bits; of two whole numbers at once or of four it is
 // within 2 % of their entropy in gradients, and within 7 % where tails are heavier. Tables are static: each expects
-// whole numbers as often as table.cpp says, each by itself. Code words are canonical: of ascending length, those of one length by ascending symbol.
+// whole numbers as often as table.cpp says, each by itself. Code words are canonical: of ascending length, those of one
+// length by ascending symbol.
 //
 // Rows are cut into chunks of kCodedRows; the last one may have fewer. Coded, they are
 //   1 byte a chunk: the table by which a sample of it is shortest, or kCodedRaw;
