@@ -78,7 +78,7 @@ class BlockQuantizer(Requantizer):
         check_flag("coded", self.coded)
         assert self.format  # checks the rest
         if self.coded and self.bits not in CODED_BITS:
-            raise ConfigError(f"coded=True takes 4, 3, 2.5 or 2 bits, and these are {self.bits}: leave it out")
+            raise ConfigError(f"coded=True with {self.bits} bits: codes are of 4, 3, 2.5 and 2 bits, so leave it out")
 
     @property
     def error_feedback(self) -> bool:  # type: ignore[override]
