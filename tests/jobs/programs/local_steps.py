@@ -84,6 +84,7 @@ def uneven() -> None:
 
 def refused() -> None:
     """What would take ranks apart without a word is an error on the rank that does it, and ranks end."""
+    torch.manual_seed(2)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
     model[0].weight.requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
