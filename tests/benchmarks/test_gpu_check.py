@@ -187,7 +187,7 @@ def test_a_page_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
 
 def test_a_failing_command_is_told_by_its_last_line() -> None:
     said: list[str] = []
-    words = [sys.executable, "-c", "import sys; print('first'); sys.exit('last')"]
+    words = [sys.executable, "-c", "import sys; print('first', flush=True); sys.exit('last')"]
     with pytest.raises(commands.CommandError, match=r"python.*: exit status 1: last"):
         commands.require(words, say=said.append)
     assert "".join(said) == "first\nlast\n"
