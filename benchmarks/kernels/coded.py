@@ -27,7 +27,7 @@ from benchmarks.frame.page import head, row
 from benchmarks.time_to_accuracy.tasks import TASKS, Task
 from hvd_compress import native
 from hvd_compress.buckets.layout import Layout
-from hvd_compress.compression import Compression
+from hvd_compress.compressors import TopK
 from hvd_compress.native import BlockFormat
 
 FORMATS = [
@@ -98,7 +98,7 @@ def measured(task: Task) -> dict[tuple[BlockFormat, str], Found]:
 
 def others(task: Task) -> dict[str, tuple[float, float]]:
     """Return by payload the bits of an element that is sent, and those that entropies say."""
-    compressor = Compression.topk(0.01, values="int8", index_coding="delta").compressor
+    compressor = TopK(ratio=0.01, values="int8", index_coding="delta")
     found: dict[str, list[tuple[float, float]]] = {"topk(0.01), int8, delta": [], "bf16()": []}
     residual: torch.Tensor | float = 0.0
     for step, gradient in enumerate(gradients(task)):
@@ -107,7 +107,7 @@ def others(task: Task) -> dict[str, tuple[float, float]]:
         residual = corrected.clone()
         residual[kept] = 0
         if step in STEPS:
-            payload = compressor.compress(corrected, Layout.of(corrected.numel()))  # type: ignore[attr-defined]
+            payload = compressor.compress(corrected, Layout.of(corrected.numel()))
             values, sizes = corrected[kept][: kept.numel() // 64 * 64].view(-1, 64), payload["codes"].numel()
             whole = (values / values.abs().amax(1, keepdim=True) * 127).round()
             of_scales = 16 * payload["scales"].numel() / sizes

@@ -129,9 +129,7 @@ class Schedule:
             self._clock.begin()
         elif before > 1 == self._length:
             self._rounds.meet()
-            if (
-                self._rounds.said.some_leave
-            ):  # it brings no gradients any more: steps stay local. The same on all ranks.
+            if self._rounds.said.some_leave:  # it brings no gradients any more: steps stay local, on all ranks
                 self._length = before
             elif self._optimizer is not None:
                 settle(self._optimizer, self._rounds.handle.session.gathering)

@@ -187,6 +187,10 @@ def test_training_goes_on_after_an_end_whose_last_exchange_was_late() -> None:
     assert all(torch.equal(mine, first) for mine, first in zip(*ranks, strict=True))
 
 
+def two_then_one(steps: int) -> int:
+    return 2 if steps < 4 else 1
+
+
 class Parts(torch.nn.Module):
     """Each rank trains a part of its own, and one that all do."""
 
@@ -209,8 +213,7 @@ def test_optimizers_agree_where_steps_become_synchronous(spoiled: bool) -> None:
         )
         rounds = Rounds(replicas, Compression.dense(), outer=outer.averaging)
         optimizer = torch.optim.SGD(trained.parameters(), lr=0.05, momentum=0.9)
-        every = lambda steps: 2 if steps < 4 else 1  # noqa: E731
-        planned = Schedule(rounds, every=every, start_after=0, delay=0, optimizer=optimizer)
+        planned = Schedule(rounds, every=two_then_one, start_after=0, delay=0, optimizer=optimizer)
         rounds.open()
         for step in range(8):
             optimizer.zero_grad()
