@@ -5,6 +5,7 @@ Rank 0 tells the seconds of every window, and what auto() chose.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,7 @@ from benchmarks.frame.lab import asked, tell
 from benchmarks.frame.ranks import over_gloo, say
 from benchmarks.frame.turns import rounds, window
 from benchmarks.time_to_accuracy.job import Replica, reasons
-from benchmarks.time_to_accuracy.methods import HOROVOD, OURS_IN_DDP, Method
+from benchmarks.time_to_accuracy.methods import HOROVOD, METHODS, OURS_IN_DDP
 from benchmarks.time_to_accuracy.tasks import TASKS
 
 FRONT_ENDS = {"horovod": HOROVOD, "ddp": OURS_IN_DDP}
@@ -29,7 +30,8 @@ def main() -> None:
 def compare(wanted: dict[str, Any]) -> None:
     """Train windows of some steps by each in turns. The first step of each connects ranks, and is told apart."""
     front_end, names = FRONT_ENDS[wanted["front_end"]], ["auto", *wanted["arms"]]
-    replicas = {name: Replica(TASKS[wanted["task"]], _method(name, front_end)) for name in names}
+    task = TASKS[wanted["task"]]
+    replicas = {name: Replica(task, replace(METHODS[name], front_end=front_end)) for name in names}
     first = {name: window(replica.step) for name, replica in replicas.items()}
     windows: dict[str, list[float]] = {name: [] for name in names}
     turns = rounds([replica.step for replica in replicas.values()], wanted["steps"])
@@ -38,10 +40,6 @@ def compare(wanted: dict[str, Any]) -> None:
             windows[name].append(round(step_s * wanted["steps"], 4))
         say(f"  round {number} of {wanted['rounds']}: " + ", ".join(f"{n} {windows[n][-1]:.2f}" for n in names))
     tell(wanted, {**wanted, "first": first, "windows": windows, "reasons": reasons(replicas["auto"])})
-
-
-def _method(name: str, front_end: str) -> Method:
-    return Method(name, name, lambda c: getattr(c, name)(), front_end, searches=name == "auto")
 
 
 if __name__ == "__main__":

@@ -26,10 +26,10 @@ FOUND = BUILD / "auto" / "networks.jsonl"
 STEPS, SEARCHED, WINDOW = 200, 25, 5
 NETWORKS = {
     "1gbit-1ms": ("dense", "bf16", "int8", "int4"),
-    "100mbit-5ms": ("int8", "int4"),
-    "20mbit-20ms": ("int4",),
+    "100mbit-5ms": ("int8", "int4", "int3-coded"),
+    "20mbit-20ms": ("int4", "int3-coded"),
     "300mbit-2ms": ("bf16", "int8", "int4"),
-    "50mbit-1ms": ("int4",),
+    "50mbit-1ms": ("int4", "int3-coded"),
     "500mbit-10ms": ("bf16", "int8", "int4"),
 }
 """By network, the arms that may be the best there. No threshold was looked at with the last three."""

@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 
 from benchmarks.time_to_accuracy.figures import Figures
-from hvd_compress.policies.auto.quality import COMPRESSED, FACTORS, NEAR
+from hvd_compress.policies.auto.quality import CODED, COMPRESSED, FACTORS, NEAR
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 LARGEST_BYTES = 80_000
@@ -34,12 +34,19 @@ def test_factors_of_auto_are_those_of_the_figures(kind: str, task: str) -> None:
             assert FACTORS[kind][name] == pytest.approx(max(1.0, steps.mean / goal), abs=0.006), name
 
 
+def test_the_factor_of_what_is_coded_is_the_larger_one() -> None:
+    kept = Figures(json.loads((RESULTS / "time-to-accuracy.json").read_text()))
+    found = [kept.steps(task, "int3-coded", 240) for task in ("images", "language")]
+    assert all(steps.reached for steps in found)
+    assert CODED.factor == pytest.approx(max(steps.mean for steps in found) / 240, abs=0.006)
+
+
 @pytest.mark.parametrize("task", ["images", "language"])
 def test_what_is_near_was_near(task: str) -> None:
     """Within 0.02 nats of dense of the same seed after 240 steps."""
     kept = Figures(json.loads((RESULTS / "time-to-accuracy.json").read_text()))
     dense = kept.losses(task, "dense")
-    for name in NEAR:
+    for name in (*NEAR, "int3-coded"):
         apart = [dict(losses)[240] - dict(dense[seed])[240] for seed, losses in kept.losses(task, name).items()]
         assert fmean(apart) <= 0.02, name
 

@@ -30,6 +30,10 @@ CODING_S = 1.3e-9
 """Seconds in which one core codes an element of 4 bits, or decodes it, the mean of both (benchmarks/results/coded.md).
 Curves decide whether that pays: what real steps would have to tell apart is less than their noise."""
 
+CLEAR = 0.85
+"""What exchanges of a candidate that is only chosen coded may take, over those of the best other arm, by measured curves
+and times the steps that both need: what saves less is not worth a loss that only long trainings show."""
+
 Ways = Mapping[Candidate, list[Collective]]
 """By candidate, the collectives by which it may carry a bucket; the first is what others are compared with."""
 
@@ -217,7 +221,7 @@ def make_arms(
 
     A bucket that would take no less time by a candidate than by the first one travels as by that, as a small one does
     on a network with a long latency. Where all of them would, real steps have the last word: each travels by the
-    candidate. What a coder makes shorter by more than it takes is coded.
+    candidate. What a coder makes shorter by more than it takes is coded; some candidates are arms only then.
     """
     ways = [choices.ways(layout, world_size, can) for layout in layouts]
     candidates = list(dict.fromkeys(candidate for found in ways for candidate in found))
@@ -241,6 +245,7 @@ def make_arms(
             sent.append(as_sent)
     if choices.may_code and prices is not None:
         arms = [arms[0], *(_coded(arm, layouts, world_size, can, prices) for arm in arms[1:])]
+    arms = _worth_their_loss(arms)
     return [arms[0], *sorted(sorted(arms[1:], key=lambda arm: arm.predicted)[: MOST - 1], key=arms.index)]
 
 
@@ -265,7 +270,21 @@ def _coded(arm: Arm, layouts: Sequence[Layout], world_size: int, can: Capabiliti
         return arm
     name, by, path = arm.name.partition(" by ")
     sent = arm.candidate.compressor.shorter or arm.candidate.compressor
-    return Arm(Candidate(f"{name} coded{by}{path}", sent, arm.candidate.factor), tuple(decisions), predicted)
+    return Arm(replace(arm.candidate, name=f"{name} coded{by}{path}", compressor=sent), tuple(decisions), predicted)
+
+
+def _worth_their_loss(arms: Sequence[Arm]) -> list[Arm]:
+    """Leave out arms of candidates that are only chosen coded, where they are not, or do not clearly pay."""
+
+    def cost(arm: Arm) -> float:
+        return arm.predicted * arm.candidate.factor
+
+    best = min(cost(arm) for arm in arms if not arm.candidate.if_coded)
+    return [
+        arm
+        for arm in arms
+        if not arm.candidate.if_coded or (not arm.candidate.compressor.shorter and cost(arm) <= CLEAR * best)
+    ]
 
 
 def _of(candidate: Candidate, row: Mapping[Candidate, tuple[float, Decision]]) -> tuple[float, Decision] | None:

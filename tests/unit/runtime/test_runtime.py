@@ -355,10 +355,12 @@ def test_who_loses_its_runtime_says_so_to_all(monkeypatch: pytest.MonkeyPatch) -
         move(executor, response, entries)
 
     monkeypatch.setattr(Executor, "run", failing)
+    all_have_the_set = threading.Barrier(3)  # the failure may reach a rank before its own part of add_set() has ended
 
     def body(engine: Engine) -> str:
         with runtime_of(engine) as runtime:
             number = runtime.add_set([1])
+            all_have_the_set.wait(TIMEOUT_S)
             name = "x" if engine.rank == 1 else "y"
             with pytest.raises(CommunicationError) as caught:
                 run(runtime, ALLREDUCE, name, torch.ones(1), op=SUM, process_set_id=number if engine.rank == 1 else 0)

@@ -28,7 +28,7 @@ CAN = Capabilities(
     hosts=(),
     takes_shorter=True,
 )
-KERNEL_S = {"dense": 0.0, "bf16": 0.5e-9, "int8": 1.5e-9, "int4": 1.5e-9, "int4 coded": 3.5e-9}
+KERNEL_S = {"dense": 0.0, "bf16": 0.5e-9, "int8": 1.5e-9, "int4": 1.5e-9, "int4 coded": 3.5e-9, "int3 coded": 3.5e-9}
 """Seconds an element and rank, compression and decompression together."""
 
 
@@ -125,8 +125,8 @@ class Training:
             network = self.network(step)
             arm = chooser.next()
             times = self.taken(arms[arm], network)
-            best = min(self.expected(each, network).whole_s for each in arms)
-            self.steps.append((arm, self.expected(arms[arm], network).whole_s, best))
+            worth = [self.expected(each, network).whole_s * each.candidate.factor for each in arms]
+            self.steps.append((arm, worth[arm], min(worth)))
             if (window_s := chooser.record(under_way)) is not None:
                 chooser.alarm.add(window_s)
             under_way = []

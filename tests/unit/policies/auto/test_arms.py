@@ -113,6 +113,21 @@ def test_a_coder_is_used_where_it_shortens_exchanges_by_more_than_it_takes() -> 
     assert not coded_of(make_arms(NEAR, Request(Cast()), layouts, 4, CAN, None)), "nothing was measured"
 
 
+def test_what_is_only_chosen_coded_is_an_arm_where_that_clearly_pays() -> None:
+    layouts, sent = [Layout.of(2_000_000), Layout.of(10_000)], candidates("near")[-1]
+    for can, small in ((CAN, sent.compressor.shorter), (LENGTHS, sent.compressor)):
+        arms = make_arms(NEAR, Request(Cast()), layouts, 4, can, Priced(SLOW))  # type: ignore[arg-type]
+        (fastest,) = (arm for arm in arms if arm.name == "int3 coded")
+        assert [decision.compressor for decision in fastest.decisions] == [sent.compressor.shorter, small]
+        assert fastest.candidate.factor == sent.factor > 1
+        others = [arm.predicted for arm in arms if not arm.name.startswith("int3")]
+        assert sent.factor * fastest.predicted <= 0.85 * min(others)
+    at_a_gbit, at_once = arms_of(layouts, costs=replace(SLOW, beta=8 / 1e9)), arms_of([Layout.of(100)], costs=SLOW)
+    unmeasured = make_arms(NEAR, Request(Cast()), layouts, 4, CAN, None)
+    for arms in (at_a_gbit, at_once, unmeasured):
+        assert not any(arm.name.startswith("int3") for arm in arms)
+
+
 class Unmeasured(Priced):
     """Of no all-gather anything is known."""
 

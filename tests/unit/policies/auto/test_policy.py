@@ -79,8 +79,8 @@ def test_a_slow_network_gets_fewer_bytes() -> None:
     for other in others:
         assert other[:2] == (sent, reason)
         assert torch.equal(other[2], values)
-    assert "bits=4" in sent[-1]
-    assert "int4 coded by " in reason
+    assert "bits=3" in sent[-1]
+    assert "int3 coded by " in reason
     assert "a step not hidden; " in reason
     assert "dense " in reason
     assert len(set(sent[22:])) == 1, "a search takes at most 20 steps"
@@ -114,7 +114,7 @@ def test_a_network_that_changes_is_noticed() -> None:
     first, *others = run_ranks(2, body)
     assert others == [first]
     sent, kinds = first
-    assert "bits=4" in sent[-1]
+    assert "bits=3" in sent[-1]
     assert "network" in kinds
 
 
@@ -205,9 +205,9 @@ def test_a_quality_is_one_of_a_few(quality: object) -> None:
 
 def test_what_any_quality_means() -> None:
     names = {kind: [each.name for each in candidates("any", kind)] for kind in ("sgd", "adam", None)}
-    assert names["sgd"] == ["dense", "bf16", "int8", "int4", "natural", "int2", "powersgd", "topk"]
-    assert names["adam"] == names[None] == ["dense", "bf16", "int8", "int4", "natural"]
-    assert [each.name for each in candidates("near", "sgd")] == ["dense", "bf16", "int8", "int4"]
+    assert names["sgd"] == ["dense", "bf16", "int8", "int4", "natural", "int2", "powersgd", "topk", "int3"]
+    assert names["adam"] == names[None] == ["dense", "bf16", "int8", "int4", "natural", "int3"]
+    assert [each.name for each in candidates("near", "sgd")] == ["dense", "bf16", "int8", "int4", "int3"]
     own = candidates("any", "adam", {"topk": 1.2})
     assert [(each.name, each.factor) for each in own] == [("dense", 1.0), ("topk", 1.2)]
 

@@ -185,7 +185,7 @@ OTHERS = {"dense": Compression.auto("dense"), "int8": Compression.int8(), "topk"
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_choice_that_another_request_does_not_allow_is_not_gone_on_with(name: str) -> None:
-    """int4 was chosen; who asks for something else now gets that."""
+    """int3 was chosen; who asks for something else now gets that."""
 
     def body(engine: InProcessEngine) -> tuple[set[str], set[str]]:
         slowed(engine, lambda: 5e-6)
@@ -198,8 +198,8 @@ def test_a_choice_that_another_request_does_not_allow_is_not_gone_on_with(name: 
         return chosen, {sent for step in used for sent, _ in step}
 
     for chosen, used in run_ranks(RANKS, body):
-        assert any("bits=4" in sent for sent in chosen)
-        assert not any("bits=4" in sent for sent in used)
+        assert any("bits=3" in sent for sent in chosen)
+        assert not any("bits=3" in sent for sent in used)
 
 
 def test_ranks_that_come_with_others_search_together() -> None:
