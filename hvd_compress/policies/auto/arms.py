@@ -31,8 +31,8 @@ CODING_S = 1.3e-9
 Curves decide whether that pays: what real steps would have to tell apart is less than their noise."""
 
 CLEAR = 0.85
-"""What exchanges of a candidate that is only chosen coded may take, over those of the best other arm, by measured curves
-and times the steps that both need: what saves less is not worth a loss that only long trainings show."""
+"""What exchanges of a candidate that is only chosen coded may take, over those of the best other arm, by measured
+curves and times the steps that both need: what saves less is not worth a loss that only long trainings show."""
 
 Ways = Mapping[Candidate, list[Collective]]
 """By candidate, the collectives by which it may carry a bucket; the first is what others are compared with."""

@@ -41,8 +41,8 @@ NEAR = ("bf16", "int8", "int4")
 -0.001, int8 -0.001 and -0.001, int4 -0.002 and +0.000 (language and images). So is natural(), +0.006 and -0.001, but
 its step takes longer than that of int8 on every network there."""
 CODED = Candidate("int3", BlockQuantizer(3, 256), 1.04, if_coded=True)
-"""Within 0.02 nats, too: +0.017 and -0.001; the factor is the transformer's, 1.00 with images. Only coded, whose step at
-20 Mbit/s is 0.69 of that of int4: as it is, more steps and fewer bytes come to much the same."""
+"""Within 0.02 nats, too: +0.017 and -0.001; the factor is the transformer's, 1.00 with images. Only coded, whose step
+at 20 Mbit/s is 0.69 of that of int4: as it is, more steps and fewer bytes come to much the same."""
 FACTORS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
         "sgd": MappingProxyType({"natural": 1.0, "int2": 1.59, "powersgd": 1.04, "topk": 1.42}),
@@ -66,11 +66,11 @@ def candidates(
     """
     if quality == DENSE.name:
         return (DENSE,)
-    table, coded = dict.fromkeys(NEAR, 1.0), (CODED,)
+    table = dict.fromkeys(NEAR, 1.0)
     if quality == "any":
-        table, coded = (table | FACTORS[kind or "adam"], coded) if factors is None else (dict(factors), ())
+        table = {**table, **FACTORS[kind or "adam"]} if factors is None else dict(factors)
     named = (Candidate(name, compressor_of(settings_called(name)), factor) for name, factor in table.items())
-    return (DENSE, *named, *coded)
+    return (DENSE, *named) if quality == "any" and factors is not None else (DENSE, *named, CODED)
 
 
 def checked(factors: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
