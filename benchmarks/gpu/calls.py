@@ -169,7 +169,6 @@ def _blocks(x: Inputs) -> Tensors:
 
 
 def _coded(x: Inputs) -> Tensors:
-    """The host's own: what is compared is the way there and back."""
     form = native.BlockFormat((4, 3, 2.5, 2)[x.k % 4])
     codes = native.block_quantize(x.grad, None, form).codes
     coded = native.block_encode(x.copy(codes), x.numel, form)

@@ -1,5 +1,6 @@
 // The library's C interface: what hvd_compress/native/cuda.py calls. Statuses are those of types.hpp.
 #include "hvd_compress/blocks.hpp"
+#include "hvd_compress/coded.hpp"
 #include "hvd_compress/curve.hpp"
 #include "hvd_compress/elias_fano.hpp"
 #include "hvd_compress/feedback.hpp"
@@ -212,6 +213,27 @@ HVD_COMPRESS_EXPORT int hvd_compress_block_sum_quantize(const void* own, int own
     return code(cuda::block_sum_quantize(const_array(own, own_dtype), others, count, place, array(rest, 0), n,
                                          format_of(most, block, fit), random != 0 ? &key : nullptr, codes, units,
                                          stream));
+}
+
+HVD_COMPRESS_EXPORT std::size_t hvd_compress_coded_workspace_bytes(std::int64_t n, int most) {
+    return cuda::coded_workspace_bytes(n, most);
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_block_encode(const std::uint8_t* codes, std::int64_t n, int most,
+                                                  const std::uint32_t* words, const std::uint8_t* lengths,
+                                                  const std::uint16_t* numbers, std::uint8_t* coded,
+                                                  std::int64_t* bytes, void* workspace, std::size_t workspace_bytes,
+                                                  void* stream) {
+    return code(cuda::block_encode(codes, n, most, {words, lengths, numbers}, coded, bytes,
+                                   {workspace, workspace_bytes}, stream));
+}
+
+HVD_COMPRESS_EXPORT int hvd_compress_block_decode(const std::uint8_t* coded, std::int64_t bytes, std::int64_t n,
+                                                  int most, const std::uint32_t* words, const std::uint8_t* lengths,
+                                                  const std::uint16_t* numbers, std::uint8_t* codes, std::int32_t* bad,
+                                                  void* workspace, std::size_t workspace_bytes, void* stream) {
+    return code(cuda::block_decode(coded, bytes, n, most, {words, lengths, numbers}, codes, bad,
+                                   {workspace, workspace_bytes}, stream));
 }
 
 HVD_COMPRESS_EXPORT int hvd_compress_gather(const void* x, int dtype, std::int64_t n, const std::int32_t* indices,

@@ -11,6 +11,18 @@ struct PlaceShared {
     Count totals[kPlaceThreads / 32];
 };
 
+// Calls f(row) for all rows, each in the thread that place() has for it.
+template <class B, class F>
+HVD_COMPRESS_TILE void each_row(const B& block, std::int64_t count, const F& f) {
+    const std::int64_t each = (count + kPlaceThreads - 1) / kPlaceThreads * 32;
+    block.each_warp([&](const Warp& warp) {
+        const std::int64_t begin = warp.index * each, end = begin + each < count ? begin + each : count;
+        warp.each([&](int lane) {
+            for (std::int64_t i = begin + lane; i < end; i += 32) f(i);
+        });
+    });
+}
+
 // Replaces each row by the sum of those before it; returns the sum of all. One block of kPlaceThreads: each warp has a
 // stretch of neighbouring rows, and reads 32 at once.
 template <class B>

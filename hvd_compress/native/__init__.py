@@ -18,8 +18,8 @@ Raises:
         module is missing.
     UnsupportedError: a CUDA tensor where the CUDA kernels were not built or cannot run.
     MismatchError: a ConfigError of indices out of range, or lengths that do not match. Of CUDA tensors, bad indices
-        are left out, and raised by check_pending(): only threshold_select, threshold_accumulate and the two that the
-        host runs, block_encode and block_decode, make the host wait.
+        are left out, and raised by check_pending(): only threshold_select, threshold_accumulate, block_encode and
+        block_decode make the host wait.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import torch
 from hvd_compress.errors import MismatchError, PayloadError
 from hvd_compress.native.blocks import BlockFormat
 from hvd_compress.native.checks import MAX_NUMEL, check_tensor, checked_int, outputs
-from hvd_compress.native.module import compiled, prepare
+from hvd_compress.native.module import on, prepare
 
 
 def block_encode(
@@ -15,7 +15,7 @@ def block_encode(
 ) -> torch.Tensor:
     """Return codes in fewer bytes, (bytes,) uint8, at most format.coded_bytes(numel), by static tables (Huffman 1952).
 
-    csrc/include/hvd_compress/coded.hpp says it exactly. The host does it: CUDA tensors are copied there and back.
+    csrc/include/hvd_compress/coded.hpp says it exactly. Of a CUDA tensor the host waits for the length.
 
     Args:
         codes: (format.code_bytes(numel),) uint8, of block_quantize() or block_sum_quantize().
@@ -30,18 +30,14 @@ def block_encode(
     if codes.numel() != format.code_bytes(numel):
         raise MismatchError(f"{codes.numel()} bytes of codes for {numel} elements, expected {format.code_bytes(numel)}")
     (found,) = outputs(None if into is None else (into,), (codes,), coded=(most, torch.uint8))
-    prepare()
-    source, target = codes.cpu(), found if found.is_cpu else torch.empty(most, dtype=torch.uint8, device="cpu")
-    count = compiled.block_encode(source.data_ptr(), numel, format.most, target.data_ptr())
-    if target is not found:
-        found[:count].copy_(target[:count])
-    return found[:count]
+    prepare(like=codes)
+    return found[: on(codes).block_encode(codes.data_ptr(), numel, format.most, found.data_ptr())]
 
 
 def block_decode(
     coded: torch.Tensor, numel: int, format: BlockFormat, into: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the codes that block_encode() was given, (format.code_bytes(numel),) uint8; as there, the host does it.
+    """Return the codes that block_encode() was given, (format.code_bytes(numel),) uint8. The host waits.
 
     Args:
         coded: (bytes,) uint8. It may come from anywhere: nothing outside of it is read.
@@ -54,8 +50,7 @@ def block_decode(
     format.coded_bytes(checked_int("numel", numel, 0, MAX_NUMEL))
     check_tensor("coded", coded, (torch.uint8,))
     (found,) = outputs(None if into is None else (into,), (coded,), codes=(format.code_bytes(numel), torch.uint8))
-    prepare()
-    source, target = coded.cpu(), found if found.is_cpu else torch.empty_like(found, device="cpu")
-    if not compiled.block_decode(source.data_ptr(), source.numel(), numel, format.most, target.data_ptr()):
-        raise PayloadError(f"{source.numel()} bytes are no code of {numel} elements in {format.bits} bits")
-    return found if target is found else found.copy_(target)
+    prepare(like=coded)
+    if not on(coded).block_decode(coded.data_ptr(), coded.numel(), numel, format.most, found.data_ptr()):
+        raise PayloadError(f"{coded.numel()} bytes are no code of {numel} elements in {format.bits} bits")
+    return found

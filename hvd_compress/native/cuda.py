@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -59,6 +60,12 @@ _PARAMETERS: dict[str, list[type]] = {
         _POINTER, _INT, _POINTER, _INT, _INT, _POINTER, _SIZE, _INT, _SIZE, _INT, _INT, ctypes.c_uint64,
         ctypes.c_uint32, ctypes.c_uint32, _POINTER, _POINTER,
     ],
+    "block_encode": [
+        _POINTER, _SIZE, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _SIZE,
+    ],
+    "block_decode": [
+        _POINTER, _SIZE, _SIZE, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _SIZE,
+    ],
     "threshold_count": [_POINTER, _INT, _SIZE, _FLOAT, _POINTER, _SIZE, _POINTER],
     "threshold_select": [_POINTER, _INT, _SIZE, _FLOAT, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE],
     "threshold_accumulate": [
@@ -86,6 +93,7 @@ _WORKSPACES: dict[str, list[type]] = {
     "curve_workspace_bytes": [_SIZE],
     "mstopk_workspace_bytes": [_SIZE, _SIZE],
     "elias_fano_workspace_bytes": [_SIZE, _SIZE],
+    "coded_workspace_bytes": [_SIZE, _INT],
 }
 
 
@@ -114,6 +122,7 @@ class Kernels:
         self._library, self._device, self._stream = library, device, stream
         self._index = device.index if device.type == "cuda" else None  # a guard takes a number in a fifth of the time
         self._faults = Faults(device)
+        self._coder: dict[int, list[torch.Tensor]] = {}  # by `most`, its tables on the device
         for name, parameters in _PARAMETERS.items():
             getattr(library, f"hvd_compress_{name}").argtypes = [*parameters, _POINTER]
         for name, parameters in _WORKSPACES.items():
@@ -157,6 +166,30 @@ class Kernels:
     def block_sum_quantize(self, own: int, own_dtype: int, others: Sequence[tuple[int, int]], *arguments: int) -> None:
         array = _block_codes(others)
         self._call("block_sum_quantize", own, own_dtype, ctypes.addressof(array), len(others), *arguments)
+
+    def block_encode(self, codes: int, numel: int, most: int, coded: int) -> int:
+        """Return how many bytes were written, for which the host waits."""
+        count, workspace = self._result(torch.int64), self._coder_workspace(numel, most)
+        memory = workspace.data_ptr(), workspace.numel()
+        self._call("block_encode", codes, numel, most, *self._tables(most), coded, count.data_ptr(), *memory)
+        return int(count)
+
+    def block_decode(self, coded: int, count: int, numel: int, most: int, codes: int) -> bool:
+        """Return whether these are codes of `numel` elements, for which the host waits."""
+        bad, workspace = self._empty(2, torch.int32), self._coder_workspace(numel, most)
+        memory = workspace.data_ptr(), workspace.numel()
+        self._call("block_decode", coded, count, numel, most, *self._tables(most), codes, bad.data_ptr(), *memory)
+        return not bad.any()
+
+    def _coder_workspace(self, numel: int, most: int) -> torch.Tensor:
+        return self._empty(self.coded_workspace_bytes(numel, most), torch.uint8)  # type: ignore[arg-type]
+
+    def _tables(self, most: int) -> Iterator[int]:
+        """Yield where words, lengths and numbers of the coder lie, which are copied to the device once."""
+        if most not in self._coder:
+            held = map(bytearray, importlib.import_module("hvd_compress._native").coded_tables(most))
+            self._coder[most] = [torch.frombuffer(each, dtype=torch.uint8).to(self._device) for each in held]
+        return (each.data_ptr() for each in self._coder[most])
 
     def gather(self, *arguments: int) -> int:
         return self._with_indices("gather", arguments[2], *arguments)
@@ -203,6 +236,9 @@ class Kernels:
 
     def _result(self, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty((), dtype=dtype, device=self._device)
+
+    def _empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(count, dtype=dtype, device=self._device)
 
     def _call(self, name: str, *arguments: float) -> None:
         function = getattr(self._library, f"hvd_compress_{name}")

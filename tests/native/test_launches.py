@@ -87,12 +87,17 @@ CALLS: dict[str, list[Callable[[], object]]] = {
     "`block_quantize`, b bits, blocks of B": [encoded],
     "`block_sum` of N": [lambda: native.block_sum([native_payload] * 3, torch.zeros(N), FORM, 0.5)],
     "`block_sum_quantize`, N - 1 others": [lambda: native.block_sum_quantize(x(), [native_payload] * 3, 0, FORM)],
+    "`block_encode`, `block_decode`, b bits in h": [
+        lambda: native.block_encode(native_payload.codes, N, FORM),
+        lambda: native.block_decode(native_coded, N, FORM),
+    ],
     "`elias_fano_encode`, `elias_fano_decode`": [
         lambda: native.elias_fano_encode(indices(), N),
         lambda: native.elias_fano_decode(native_words, N, len(range(0, N, 7))),
     ],
 }
 native_payload, native_words = encoded(), native.elias_fano_encode(indices(), N)
+native_coded = native.block_encode(native_payload.codes, N, FORM)
 """Made by the CPU's twins."""
 
 

@@ -16,6 +16,8 @@ WORDS = native.elias_fano_encode(UP, N)
 FORM = native.BlockFormat(4)
 SENT = native.BlockCodes(torch.zeros(FORM.code_bytes(N), dtype=torch.uint8), torch.ones(FORM.blocks(N)).bfloat16())
 
+CODED = native.block_encode(SENT.codes, N, FORM)
+
 CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "accumulate": lambda x, y: native.accumulate(x, y),
     "topk": lambda x, y: native.topk(x, K),
@@ -73,3 +75,7 @@ def test_the_guard_sees_a_look(no_looking: bool) -> None:
             native.threshold_select(torch.randn(N), 1.0)  # so does this: the size of its result is not known before
         with pytest.raises(LookedIntoError):
             native.threshold_accumulate(torch.randn(N), torch.randn(N), 1.0, torch.empty(N))
+        with pytest.raises(LookedIntoError):
+            native.block_encode(SENT.codes, N, FORM)
+        with pytest.raises(LookedIntoError):
+            native.block_decode(CODED, N, FORM)

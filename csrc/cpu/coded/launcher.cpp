@@ -4,7 +4,6 @@
 #include <memory>
 #include <new>
 #include <numeric>
-#include <type_traits>
 #include <vector>
 
 #include "../pool/pool.hpp"
@@ -15,10 +14,8 @@
 namespace hvd_compress::cpu {
 namespace {
 
-constexpr std::int64_t kLengthBytes = 2 * kCodedStreams;  // of a chunk that has streams
 using Numbers = std::uint16_t[kCodedStreams];
 
-constexpr int chunk_groups(int most) { return kCodedRows / coded_rows(most); }
 constexpr std::int64_t groups_of(std::int64_t n) { return n / kBlockGroup + (n % kBlockGroup != 0); }
 
 Status check(std::int64_t n, int most) {
@@ -118,12 +115,11 @@ struct Reader {
 // A chunk's streams, each in memory for the longest and what a writer writes after it.
 using Streams = std::uint8_t[kCodedStreams][kCodedRows * coded_longest(3) / 8 + 8];
 
-// The table by which a sample of the symbols is shortest: each kStep-th row.
+// The table by which a sample of the symbols is shortest.
 int best_table(const CodeTables& by, const Chunk& numbers, std::int64_t rows) {
-    constexpr std::int64_t kStep = 32;
-    static_assert(kCodedRows / kStep * kCodedStreams * 15 < 65536);
+    static_assert(kCodedRows / kCodedStep * kCodedStreams * 15 < 65536);
     std::uint16_t bits[kCodedTables] = {};
-    for (std::int64_t row = 0; row < rows; row += kStep) {
+    for (std::int64_t row = 0; row < rows; row += kCodedStep) {
         for (const std::uint16_t number : numbers[row]) {
             const std::uint8_t* const lengths = by.lengths[number].data();
             for (int table = 0; table < kCodedTables; ++table) bits[table] += lengths[table];
@@ -236,7 +232,8 @@ std::int64_t encode_all(const std::uint8_t* codes, std::int64_t n, std::uint8_t*
                            count = std::min<std::int64_t>(chunk_groups(most), groups - first);
         std::uint16_t* const own = &lengths[chunk * kCodedStreams];
         tables[chunk] = encode<most>(codes + first * kBytes, count, by, streams[chunk], own);
-        if (std::accumulate(own, own + kCodedStreams, kLengthBytes) >= count * kBytes) tables[chunk] = kCodedRaw;
+        if (std::accumulate(own, own + kCodedStreams, std::int64_t{kLengthBytes}) >= count * kBytes)
+            tables[chunk] = kCodedRaw;
     });
     std::int64_t streamed = 0;
     for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -297,28 +294,13 @@ bool decode_all(const std::uint8_t* coded, std::int64_t bytes, std::int64_t n, s
     return good.load(std::memory_order_relaxed);
 }
 
-// Calls body with `most` as a constant.
-template <class Body>
-auto with_most(int most, const Body& body) {
-    switch (most) {
-        case 7:
-            return body(std::integral_constant<int, 7>());
-        case 3:
-            return body(std::integral_constant<int, 3>());
-        case 2:
-            return body(std::integral_constant<int, 2>());
-        default:
-            return body(std::integral_constant<int, 1>());
-    }
-}
-
 }  // namespace
 
 Status block_encode(const std::uint8_t* codes, std::int64_t n, int most, std::uint8_t* coded,
                     std::int64_t* bytes) noexcept {
     if (const Status status = check(n, most); status != Status::kOk) return status;
     try {
-        *bytes = with_most(most, [&](auto constant) { return encode_all<constant.value>(codes, n, coded); });
+        *bytes = with_codable(most, [&](auto constant) { return encode_all<constant.value>(codes, n, coded); });
     } catch (const std::bad_alloc&) {
         return Status::kWorkspaceTooSmall;
     }
@@ -330,7 +312,7 @@ Status block_decode(const std::uint8_t* coded, std::int64_t bytes, std::int64_t 
     if (const Status status = check(n, most); status != Status::kOk) return status;
     try {
         const bool good =
-            with_most(most, [&](auto constant) { return decode_all<constant.value>(coded, bytes, n, codes); });
+            with_codable(most, [&](auto constant) { return decode_all<constant.value>(coded, bytes, n, codes); });
         return good ? Status::kOk : Status::kBadPayload;
     } catch (const std::bad_alloc&) {
         return Status::kWorkspaceTooSmall;

@@ -16,26 +16,50 @@
 // What is coded may come from another rank: nothing is read or written outside of it, whatever it holds.
 #pragma once
 
+#include <type_traits>
+
 #include "hvd_compress/blocks.hpp"
 
 namespace hvd_compress {
 
 constexpr int kCodedRows = 512, kCodedStreams = 16, kCodedTables = 16;
+constexpr int kCodedStep = 32;                   // every such row is of the sample
+constexpr int kLengthBytes = 2 * kCodedStreams;  // of a chunk that has streams
 constexpr std::uint8_t kCodedRaw = 255;
 
 constexpr bool is_codable(int most) noexcept { return most == 7 || most == 3 || most == 2 || most == 1; }
 
 // The bits of the longest code word: more save less than what larger tables cost in time.
-constexpr int coded_longest(int most) noexcept { return most == 3 ? 14 : most == 2 ? 13 : 12; }
-// Of a group.
-constexpr int coded_rows(int most) noexcept { return most == 7 ? 2 : 1; }
+HVD_COMPRESS_HD constexpr int coded_longest(int most) noexcept { return most == 3 ? 14 : most == 2 ? 13 : 12; }
+// How many symbols there could be.
+HVD_COMPRESS_HD constexpr int coded_symbols(int most) noexcept {
+    return has_digits(most) ? 256 << bits_above_byte(most) : 256;
+}
+// Of a group; and groups of a chunk.
+HVD_COMPRESS_HD constexpr int coded_rows(int most) noexcept { return most == 7 ? 2 : 1; }
+HVD_COMPRESS_HD constexpr int chunk_groups(int most) noexcept { return kCodedRows / coded_rows(most); }
 constexpr std::int64_t coded_chunks(std::int64_t n, int most) noexcept {
-    const std::int64_t whole = kCodedRows / coded_rows(most) * kBlockGroup;
+    const std::int64_t whole = chunk_groups(most) * kBlockGroup;
     return n / whole + (n % whole != 0);
 }
 // At most.
 constexpr std::int64_t coded_bytes(std::int64_t n, int most) noexcept {
     return coded_chunks(n, most) + block_code_bytes(n, most);
+}
+
+// Calls body with a codable `most` as a constant.
+template <class Body>
+auto with_codable(int most, const Body& body) {
+    switch (most) {
+        case 7:
+            return body(std::integral_constant<int, 7>());
+        case 3:
+            return body(std::integral_constant<int, 3>());
+        case 2:
+            return body(std::integral_constant<int, 2>());
+        default:
+            return body(std::integral_constant<int, 1>());
+    }
 }
 
 namespace cpu {
@@ -50,5 +74,26 @@ Status block_decode(const std::uint8_t* coded, std::int64_t bytes, std::int64_t 
                     std::uint8_t* codes) noexcept;
 
 }  // namespace cpu
+
+namespace cuda {
+
+// Tables in the device's memory, one after the other, as cpu/coded/table.hpp has them: `words` and `numbers` by table,
+// `lengths` by symbol.
+struct CodedTables {
+    const std::uint32_t* words;
+    const std::uint8_t* lengths;
+    const std::uint16_t* numbers;
+};
+
+std::size_t coded_workspace_bytes(std::int64_t n, int most) noexcept;
+
+Status block_encode(const std::uint8_t* codes, std::int64_t n, int most, CodedTables by, std::uint8_t* coded,
+                    std::int64_t* bytes, Workspace workspace, Stream stream) noexcept;
+
+// bad[0..1] = 0 where it is a code of n elements; elsewhere one of them is 1.
+Status block_decode(const std::uint8_t* coded, std::int64_t bytes, std::int64_t n, int most, CodedTables by,
+                    std::uint8_t* codes, std::int32_t* bad, Workspace workspace, Stream stream) noexcept;
+
+}  // namespace cuda
 
 }  // namespace hvd_compress

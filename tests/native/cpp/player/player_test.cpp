@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "../../../../csrc/cpu/coded/table.hpp"
 #include "hvd_compress/blocks.hpp"
+#include "hvd_compress/coded.hpp"
 #include "hvd_compress/curve.hpp"
 #include "hvd_compress/elias_fano.hpp"
 #include "hvd_compress/feedback.hpp"
@@ -203,6 +205,42 @@ void blocks(const Layout& layout, BlockFormat format, bool random, Kind kind, st
     out.print("rest");
 }
 
+// As CodedTables has them, in the device's memory.
+cuda::CodedTables tables_of(int most) {
+    const cpu::CodeTables& by = cpu::code_tables(most);
+    const std::int64_t symbols = coded_symbols(most), found = std::int64_t{1} << coded_longest(most);
+    const Device<std::uint32_t> words(kCodedTables * symbols);
+    const Device<std::uint8_t> lengths(kCodedTables * symbols);
+    const Device<std::uint16_t> numbers(kCodedTables * found);
+    for (int table = 0; table < kCodedTables; ++table) {
+        std::copy_n(by.tables[table].words.data(), symbols, words.data + table * symbols);
+        std::copy_n(by.tables[table].numbers.data(), found, numbers.data + table * found);
+    }
+    for (std::int64_t i = 0; i < symbols; ++i) std::copy_n(by.lengths[i].data(), kCodedTables, lengths.data + 16 * i);
+    return {words.data, lengths.data, numbers.data};
+}
+
+// What `worse` does to what was coded is found.
+void coded(int most, Kind kind, std::int64_t n, void (*worse)(std::uint8_t* coded) = nullptr) {
+    const Tensor grad(DType::kFloat32, drawn(n, kind, 1), 0);
+    const Device<std::uint8_t> codes(block_code_bytes(n, most), 1), back(block_code_bytes(n, most), 3);
+    const Device<std::uint8_t> coded(coded_bytes(n, most), 1);
+    const Device<std::int64_t> bytes(1);
+    const Device<std::int32_t> bad(2);
+    const Workspace work = workspace(cuda::coded_workspace_bytes(n, most));
+    const cuda::CodedTables by = tables_of(most);
+    check(cuda::block_quantize(grad.read(), {nullptr, DType::kFloat32}, {nullptr, DType::kFloat32}, n,
+                               {most, 64, BlockFit::kMax}, nullptr, codes.data,
+                               Device<std::uint16_t>(block_count(n, 64)).data, nullptr));
+    if (kind == Kind::kTies && n > 0) codes.data[n / 4] = 0xff;  // no code of those
+    check(cuda::block_encode(codes.data, n, most, by, coded.data, bytes.data, work, nullptr));
+    print("coded", coded.data, static_cast<std::size_t>(*bytes.data));
+    if (worse != nullptr) worse(coded.data);
+    check(cuda::block_decode(coded.data, *bytes.data, n, most, by, back.data, bad.data, work, nullptr));
+    bad.print("bad");
+    if (worse == nullptr) back.print("back");
+}
+
 // About every eleventh of n indices.
 Device<std::int32_t> some_indices(std::int64_t n, unsigned seed) {
     std::mt19937 random(seed);
@@ -384,6 +422,16 @@ std::vector<Case> all_cases() {
     add("curve/large", [] { curve(kLayouts[0], Kind::kWide, 1100003); });
     add("threshold/large", [] { threshold(kLayouts[0], false, Kind::kNormal, kLarge); });
     add("curve/large-bf16", [] { curve(kLayouts[4], Kind::kNormal, 1100003); });
+    for (const int most : {7, 3, 2, 1}) {
+        const std::string name = "coded/" + std::to_string(most);
+        for (const std::int64_t n : {0, 31, 40003}) {
+            add(name + "/" + std::to_string(n), [=] { coded(most, Kind::kNormal, n); });
+        }
+        add(name + "/raw", [=] { coded(most, Kind::kTies, 40003); });
+        add(name + "/table", [=] { coded(most, Kind::kNormal, 40003, [](std::uint8_t* bytes) { bytes[1] = 77; }); });
+        add(name + "/length", [=] { coded(most, Kind::kNormal, 40003, [](std::uint8_t* bytes) { ++bytes[3]; }); });
+        add(name + "/words", [=] { coded(most, Kind::kNormal, 40003, [](std::uint8_t* bytes) { ++bytes[999]; }); });
+    }
     add("elias-fano", [] { elias_fano(true, 400003); });
     add("elias-fano-dense", [] { elias_fano(true, 4000, true); });
     add("elias-fano-nothing", [] { elias_fano(true, 0); });
