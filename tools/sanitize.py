@@ -1,8 +1,8 @@
 """Run the tests of kernels and decoders with sanitizers.
 
 sanitize.py build: builds what they need. sanitize.py memory: their first level, with AddressSanitizer and
-UndefinedBehaviorSanitizer. sanitize.py rest: their second level, data races in the pool with ThreadSanitizer, and with
-the player in the CUDA kernels.
+UndefinedBehaviorSanitizer. sanitize.py rest: their second level, damaged payloads of the coder, data races in the pool
+with ThreadSanitizer, and with the player in the CUDA kernels.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     LOG.unlink(missing_ok=True)
     failures = []
-    for part in {"build": [_build], "memory": [_memory], "rest": [_threads, _player, _rest]}[sys.argv[1]]:
+    for part in {"build": [_build], "memory": [_memory], "rest": [_threads, _coder, _player, _rest]}[sys.argv[1]]:
         try:
             part()
         except progress.StepError as error:
@@ -57,6 +57,18 @@ def _threads() -> None:
     flags = ["-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread"]
     progress.run("building the pool with ThreadSanitizer", [*COMPILER, *flags, *sources, "-o", program], LOG)
     progress.run("the pool under ThreadSanitizer", [program], LOG, os.environ | {"TSAN_OPTIONS": "halt_on_error=1"})
+
+
+def _coder() -> None:
+    program, coder = BUILD / "coded_test", ("cpu/coded/launcher.cpp", "cpu/coded/table.cpp", "cuda/coded/launcher.cu")
+    sources = [
+        ROOT / "tests/native/cpp/coded_test.cpp",
+        *(ROOT / "csrc" / name for name in (*coder, "cpu/pool/pool.cpp")),
+    ]
+    sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    flags = ["-std=c++17", "-O1", "-g", *sanitizers, "-pthread", "-I", ROOT / "csrc/include", "-x", "c++"]
+    progress.run("building the coder with AddressSanitizer", [*COMPILER, *flags, *sources, "-o", program], LOG)
+    progress.run("damaged payloads of the coder", [program], LOG)
 
 
 def _player() -> None:

@@ -91,16 +91,30 @@ def onebit_adam(parameters: Parameters) -> torch.optim.Optimizer:
     return OneBitAdam(parameters, lr=1e-3, weight_decay=0.01, warmup_steps=60)
 
 
+BY: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "int4": ("`int4()`", lambda c: c.int4()),
+    "int3-coded": ("`int3(coded=True)`", lambda c: c.int3(coded=True)),
+    "int2": ("`int2()`", lambda c: c.int2()),
+    "dense": ("`dense()`", lambda c: c.dense()),
+    "topk": (
+        '`topk(1/64, values="int8", index_coding="delta").with_feedback(0.95)`',
+        lambda c: c.topk(1 / 64, values="int8", index_coding="delta").with_feedback(0.95),
+    ),
+}
+"""By what local steps exchange: in tables, and what makes it. Top-k is what SparseLoCo sends, of which values have 2 bits
+and chunks of 4096 elements their own."""
+
+
 def local(every: int, delay: int = 0, by: str = "int4", outer: Outer = averaging, fragments: int = 1) -> Method:
     """Return a method that exchanges once in `every` steps, from the first one on."""
 
     def build(compression: Any) -> dict[str, Any]:
         return {
-            **{"every": every, "compression": getattr(compression, by)(), "outer": outer},
+            **{"every": every, "compression": BY[by][1](compression), "outer": outer},
             **{"start_after": 0, "fragments": fragments, "delay": delay, "mix": None},
         }
 
-    name, label = f"local{every}", f"`every={every}`, `{by}()`"
+    name, label = f"local{every}", f"`every={every}`, {BY[by][0]}"
     for word, value in (("delay", delay), ("fragments", fragments if fragments > 1 else 0)):
         if value:
             name, label = f"{name}-{word}{value}", f"{label}, `{word}={value}`"
@@ -188,8 +202,11 @@ METHODS = {
         Method("onebit-adam", "1-bit Adam, warm-up of 60", lambda c: c.momentum(0.9, 60), optimizer=onebit_adam),
         *(local(every) for every in (2, 4, 8, 16, 32)),
         *(local(every, by="int2") for every in (4, 8, 16)),
+        *(local(every, by="int3-coded") for every in (4, 8)),
+        local(8, by="topk"),
         *(local(every, by="dense") for every in (8, 16, 32)),
         *(local(every, delay, by="int2") for every, delay in ((4, 2), (8, 2))),
+        local(4, 2, by="int3-coded"),
         *(local(every, delay) for every, delay in ((4, 2), (8, 4), (16, 4), (32, 4), (32, 16))),
         local(16, 2, fragments=4),
         *(local(every, outer=diloco) for every in (8, 30)),
