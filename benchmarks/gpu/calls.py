@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from hvd_compress import native
+from hvd_compress.errors import PayloadError
 from hvd_compress.native import cuda
 
 Tensors = tuple[torch.Tensor, ...]
@@ -169,10 +170,22 @@ def _blocks(x: Inputs) -> Tensors:
 
 
 def _coded(x: Inputs) -> Tensors:
+    """What a quantiser writes, with a chunk of bytes that none does in front, and a payload that is no code."""
     form = native.BlockFormat((4, 3, 2.5, 2)[x.k % 4])
-    codes = native.block_quantize(x.grad, None, form).codes
-    coded = native.block_encode(x.copy(codes), x.numel, form)
-    return coded, native.block_decode(x.copy(coded), x.numel, form)
+    codes = x.copy(native.block_quantize(x.grad, None, form).codes)
+    strange = codes[: 1 << 14]
+    strange.copy_(torch.arange(strange.numel(), device=strange.device).mul(37).bitwise_and(255))
+    into = x.into((form.coded_bytes(x.numel), torch.uint8), (form.code_bytes(x.numel), torch.uint8)) or (None, None)
+    coded = x.copy(native.block_encode(codes, x.numel, form, into=into[0]))
+    found = native.block_decode(coded, x.numel, form, into=into[1]).clone()
+    refused = torch.zeros((), dtype=torch.int32, device=coded.device)
+    bad = x.copy(coded)
+    bad[-(x.k % 100) - 1 :] ^= 85
+    try:
+        native.block_decode(bad, x.numel, form)
+    except PayloadError:
+        refused += 1
+    return coded, found, refused
 
 
 BINS_OF_NAN = 255

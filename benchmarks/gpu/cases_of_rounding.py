@@ -103,11 +103,11 @@ def _block_quantize(data: Data, form: native.BlockFormat, key: native.RandomKey 
 
 
 def _block_encode(data: Data, form: native.BlockFormat) -> Case:
-    """By the host, there and back; so does the peer."""
+    """The peer is the host's, there and back."""
     codes = native.block_quantize(data.grads[0], None, form).codes
     return Case(
         data.numel,
-        2 * codes.numel(),
+        2 * codes.numel() + native.block_encode(codes, data.numel, form).numel(),
         lambda i: native.block_encode(codes, data.numel, form),
         lambda i: peers.deflate(codes.cpu()),
     )
@@ -118,7 +118,7 @@ def _block_decode(data: Data, form: native.BlockFormat) -> Case:
     coded, deflated = native.block_encode(codes, data.numel, form), peers.deflate(codes.cpu())
     return Case(
         data.numel,
-        2 * codes.numel(),
+        codes.numel() + coded.numel(),
         lambda i: native.block_decode(coded, data.numel, form),
         lambda i: peers.inflate(deflated),
     )

@@ -25,7 +25,10 @@ bool block_decode(Address coded, std::int64_t bytes, std::int64_t n, int most, A
 // The tables of coded.hpp's CodedTables, as bytes.
 pybind11::tuple coded_tables(int most) {
     if (!is_codable(most)) check(Status::kBadSize);
-    const cpu::CodeTables& by = cpu::code_tables(most);
+    const cpu::CodeTables& by = [&]() -> const cpu::CodeTables& {
+        const ReleasedGil released;
+        return cpu::code_tables(most);
+    }();
     std::string words, numbers;
     for (const cpu::CodeTable& table : by.tables) {
         words.append(reinterpret_cast<const char*>(table.words.data()), 4 * table.words.size());

@@ -83,7 +83,7 @@ class Quantisers(Part):
             block: as int8(); 64, or 256 with `coded`, where larger blocks save more bits than they lose.
             stochastic, seed: as int8().
             coded: send whole numbers by Huffman codes (1952), which lose nothing, though larger blocks do. It pays
-                where a step waits for the line: the host codes, also what a GPU has rounded.
+                where a step waits for the line.
         """
         return _few_bits(4, block, stochastic, coded, seed)
 

@@ -1,7 +1,8 @@
 """The CUDA kernels: a library with a C interface, loaded when a CUDA tensor first meets a kernel.
 
 Whatever a kernel finds out it leaves in memory of its device, and the host waits for the device only where somebody
-looks into it: is all finite, or how many reach a threshold, is a tensor; bad indices are for check_pending().
+looks into it: is all finite, or how many reach a threshold, is a tensor; bad indices are for check_pending(). The coder
+looks itself: how long codes are, and whether what came are codes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -184,12 +185,14 @@ class Kernels:
     def _coder_workspace(self, numel: int, most: int) -> torch.Tensor:
         return self._empty(self.coded_workspace_bytes(numel, most), torch.uint8)  # type: ignore[arg-type]
 
-    def _tables(self, most: int) -> Iterator[int]:
-        """Yield where words, lengths and numbers of the coder lie, which are copied to the device once."""
-        if most not in self._coder:
-            held = map(bytearray, importlib.import_module("hvd_compress._native").coded_tables(most))
-            self._coder[most] = [torch.frombuffer(each, dtype=torch.uint8).to(self._device) for each in held]
-        return (each.data_ptr() for each in self._coder[most])
+    def _tables(self, most: int) -> list[int]:
+        """Return where words, lengths and numbers of the coder lie, which are copied to the device once."""
+        tables = self._coder.get(most)
+        if tables is None:
+            held = map(bytearray, importlib.import_module("hvd_compress.native.module").compiled.coded_tables(most))
+            made = [torch.frombuffer(each, dtype=torch.uint8).to(self._device) for each in held]
+            tables = self._coder.setdefault(most, made)  # those of another thread stay, which may be in use
+        return [each.data_ptr() for each in tables]
 
     def gather(self, *arguments: int) -> int:
         return self._with_indices("gather", arguments[2], *arguments)

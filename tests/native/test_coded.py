@@ -14,6 +14,7 @@ from hvd_compress import native
 from hvd_compress.errors import ConfigError, MismatchError, PayloadError
 from hvd_compress.native import BlockFormat
 from tests.native.cases import examples
+from tests.native.conftest import COMPILED
 
 CODABLE = (4, 3, 2.5, 2)
 GUARD = 64
@@ -24,7 +25,10 @@ KINDS = {
     "zeros": lambda n, generator: torch.zeros(n),
     "equal": lambda n, generator: torch.ones(n),
     "any bytes": None,
+    "mixed": lambda n, generator: torch.randn(n, generator=generator),
 }
+STRANGE = {4: 0x88, 3: 0xFF, 2.5: 0xFF, 2: 0xAA}
+"""Bytes of codes that no quantiser writes; where digits share a number, all of a group are the same."""
 
 
 def codes_of(kind: str, numel: int, form: BlockFormat, seed: int = 1) -> torch.Tensor:
@@ -32,7 +36,32 @@ def codes_of(kind: str, numel: int, form: BlockFormat, seed: int = 1) -> torch.T
     draw = KINDS[kind]
     if draw is None:  # some of which no quantiser writes
         return torch.randint(256, (form.code_bytes(numel),), generator=generator, dtype=torch.uint8)
-    return native.block_quantize(draw(numel, generator), None, form).codes
+    codes = native.block_quantize(draw(numel, generator), None, form).codes
+    if kind == "mixed":  # a chunk that cannot be shortened before others, and one symbol that has no code word
+        first = form.code_bytes(min(numel, 16_384 if form.bits == 4 else 32_768))
+        codes[:first] = torch.randint(256, (first,), generator=generator, dtype=torch.uint8)
+        codes[-(form.code_bytes(64) if codes.numel() else 0) :] = STRANGE[form.bits]
+    return codes
+
+
+def encoded(codes: torch.Tensor, numel: int, form: BlockFormat) -> torch.Tensor:
+    """Encode by what is tested, a GPU's twin perhaps, which must write what the CPU's does."""
+    coded, right = native.block_encode(codes, numel, form), torch.empty(form.coded_bytes(numel), dtype=torch.uint8)
+    count = COMPILED.block_encode(codes.data_ptr(), numel, form.most, right.data_ptr())
+    assert torch.equal(coded, right[:count])
+    return coded
+
+
+def refuses(coded: torch.Tensor, numel: int, form: BlockFormat, into: torch.Tensor) -> bool:
+    """Decode by what is tested, which must refuse what the CPU's twin does, and make the same codes of the rest."""
+    right = torch.empty_like(into)
+    good = COMPILED.block_decode(coded.data_ptr(), coded.numel(), numel, form.most, right.data_ptr())
+    if good:
+        assert torch.equal(native.block_decode(coded, numel, form, into=into), right)
+        return False
+    with pytest.raises(PayloadError):
+        native.block_decode(coded, numel, form, into=into)
+    return True
 
 
 def student_t(numel: int, freedom: int) -> torch.Tensor:
@@ -56,9 +85,17 @@ def entropy(x: torch.Tensor, form: BlockFormat) -> float:
 def test_what_was_encoded_is_decoded(numel: int, bits: float, kind: str, seed: int) -> None:
     form = BlockFormat(bits)
     codes = codes_of(kind, numel, form, seed)
-    coded = native.block_encode(codes, numel, form)
+    coded = encoded(codes, numel, form)
     assert coded.numel() <= form.coded_bytes(numel)
     assert torch.equal(native.block_decode(coded, numel, form), codes)
+
+
+@pytest.mark.level2
+def test_there_may_be_more_chunks_than_a_block_has_threads() -> None:
+    form, numel = BlockFormat(4), 1030 * 16_384 + 5
+    codes = torch.zeros(form.code_bytes(numel), dtype=torch.uint8)
+    codes[::40_009] = 0x88
+    assert torch.equal(native.block_decode(encoded(codes, numel, form), numel, form), codes)
 
 
 INPUTS = {"normal": (lambda: torch.randn(10**6, generator=torch.Generator().manual_seed(2)), 1.03)}
@@ -70,7 +107,9 @@ INPUTS["Student's t"] = lambda: student_t(10**6, 3), 1.05
 def test_its_length_is_that_of_the_entropy(bits: float, name: str) -> None:
     form, (draw, above) = BlockFormat(bits, fit="ternary" if bits == 2 else "max"), INPUTS[name]
     x = draw()
-    coded = native.block_encode(native.block_quantize(x, None, form).codes, x.numel(), form)
+    codes = native.block_quantize(x, None, form).codes
+    coded = native.block_encode(codes, x.numel(), form)
+    assert torch.equal(native.block_decode(coded, x.numel(), form), codes)
     assert 0.9 < 8 * coded.numel() / x.numel() / entropy(x, form) < above
 
 
@@ -128,11 +167,7 @@ def test_what_is_no_code_is_refused(bits: float, numel: int, changes: list[tuple
         if bad.numel():
             bad[place % (bad.numel() if number % 2 else min(bad.numel(), 33 * math.ceil(numel / 16_384)))] = byte
     whole = torch.full((form.code_bytes(numel) + 2 * GUARD,), 7, dtype=torch.uint8)
-    refused = False
-    try:
-        native.block_decode(bad, numel, form, into=whole[GUARD:-GUARD])
-    except PayloadError:
-        refused = True
+    refused = refuses(bad, numel, form, whole[GUARD:-GUARD])
     if not changes:
         assert refused == (longer != 0)
     if not refused:  # then it is a code
@@ -140,6 +175,25 @@ def test_what_is_no_code_is_refused(bits: float, numel: int, changes: list[tuple
         assert torch.equal(native.block_decode(native.block_encode(codes, numel, form), numel, form), codes)
     assert whole[:GUARD].eq(7).all()
     assert whole[-GUARD:].eq(7).all()
+
+
+@pytest.mark.parametrize("bits", CODABLE)
+def test_streams_are_as_long_as_their_words(bits: float) -> None:
+    """A byte too many in one and too few in another, bits after the last word, and more than a chunk can have."""
+    form, numel = BlockFormat(bits), 64
+    whole = torch.empty(form.code_bytes(numel), dtype=torch.uint8)
+    coded = native.block_encode(codes_of("zeros", 20_000, form), 20_000, form)
+    first = math.ceil(20_000 / (16_384 if bits == 4 else 32_768))
+    moved = coded.clone()
+    moved[first] += 1
+    moved[first + 2] -= 1
+    padded = coded.clone()
+    padded[-1] |= 0x80
+    into = torch.empty(form.code_bytes(20_000), dtype=torch.uint8)
+    assert [refuses(each, 20_000, form, into) for each in (coded, moved, padded)] == [False, True, True]
+    longest = torch.zeros(1 + 32 + 16 * 0xFFFF, dtype=torch.uint8)
+    longest[1:33] = 0xFF
+    assert refuses(longest, numel, form, whole)
 
 
 def test_it_says_what_it_is_not() -> None:

@@ -38,6 +38,7 @@ KERNELS = {
     "CorrectForNorm", "FindNorm", "Quantize", "AddNumbers",
     "SumMagnitudes", "BeginBisection", "CountThresholds", "Bisect", "AddLists", "AtIndices",
     "QuantizeBlocks", "SumBlocks", "ClearWords", "SetBits", "CountOnes", "EmitIndices",
+    "MeasureChunks", "PlaceChunks", "WriteChunks", "PlaceCoded", "DecodeChunks",
 }  # fmt: skip
 
 

@@ -4,8 +4,8 @@
 //     coded_test [COUNT [SEED]]
 //
 // Memory ends where a payload, or what is made of it, ends. Each damaged payload is refused, or is that of codes. One
-// of kPlayedEach is also given to the GPU's twin, played by one thread, which must say the same. Ends with status 0 if
-// all is well.
+// of kPlayedEach is also given to the GPU's twin, played by one thread, which must say the same, and encode all codes
+// alike. Ends with status 0 if all is well.
 #include "hvd_compress/coded.hpp"
 
 #include <cstdio>
@@ -75,6 +75,52 @@ Bytes codes_of(Random& random, std::int64_t n, int most, double spread) {
     return codes;
 }
 
+struct Tables {
+    std::vector<std::uint32_t> words;
+    std::vector<std::uint8_t> lengths;
+    std::vector<std::uint16_t> numbers;
+
+    explicit Tables(int most) {
+        const cpu::CodeTables& by = cpu::code_tables(most);
+        for (const cpu::CodeTable& table : by.tables) {
+            words.insert(words.end(), table.words.begin(), table.words.end());
+            numbers.insert(numbers.end(), table.numbers.begin(), table.numbers.end());
+        }
+        for (const auto& own : by.lengths) lengths.insert(lengths.end(), own.begin(), own.end());
+    }
+    cuda::CodedTables read() const { return {words.data(), lengths.data(), numbers.data()}; }
+};
+
+// Of each `most`.
+const Tables& tables_of(int most) {
+    static const Tables tables[] = {Tables(7), Tables(3), Tables(2), Tables(1)};
+    int which = 0;
+    while (kMosts[which] != most) ++which;
+    return tables[which];
+}
+
+// Memory of the GPU's twin, aligned as it wants it.
+struct Memory {
+    std::size_t bytes;
+    std::unique_ptr<std::uint64_t[]> data;
+
+    Memory(std::int64_t n, int most)
+        : bytes(cuda::coded_workspace_bytes(n, most)), data(new std::uint64_t[bytes / 8 + 1]) {}
+    Workspace workspace() const { return {data.get(), bytes}; }
+};
+
+Bytes played_encode(const Bytes& codes, std::int64_t n, int most) {
+    Bytes room(coded_bytes(n, most));
+    const Memory memory(n, most);
+    std::int64_t bytes = 0;
+    expect(cuda::block_encode(codes.data.get(), n, most, tables_of(most).read(), room.data.get(), &bytes,
+                              memory.workspace(), nullptr) == Status::kOk,
+           "runs", -1);
+    Bytes found(bytes);
+    std::memcpy(found.data.get(), room.data.get(), static_cast<std::size_t>(bytes));
+    return found;
+}
+
 struct Payload {
     int most;
     std::int64_t n;
@@ -87,6 +133,10 @@ Payload payload(Random& random) {
                                              : static_cast<std::int64_t>(random() % 700);
     Bytes codes = codes_of(random, n, most, static_cast<double>(random() % 100) / 100);
     if (random() % 10 == 0 && codes.count > 0) codes.data[0] = 0xff;
+    const std::int64_t chunk = chunk_groups(most) * block_group_bytes(most);
+    if (random() % 2 == 0 && codes.count > chunk) {  // which stays as it is, before another one
+        for (std::int64_t i = 0; i < chunk; ++i) codes.data[i] = static_cast<std::uint8_t>(random());
+    }
     Bytes room(coded_bytes(n, most));
     std::int64_t bytes = 0;
     expect(cpu::block_encode(codes.data.get(), n, most, room.data.get(), &bytes) == Status::kOk, "encodes", -1);
@@ -95,6 +145,7 @@ Payload payload(Random& random) {
     Bytes back(codes.count);
     expect(cpu::block_decode(found.coded.data.get(), bytes, n, most, back.data.get()) == Status::kOk, "decodes", -1);
     expect(back == codes, "decodes what was encoded", -1);
+    expect(played_encode(codes, n, most) == found.coded, "twins encode the same", -1);
     return found;
 }
 
@@ -119,32 +170,13 @@ Bytes damaged(Random& random, const Payload& whole) {
     return found;
 }
 
-struct Tables {
-    std::vector<std::uint32_t> words;
-    std::vector<std::uint8_t> lengths;
-    std::vector<std::uint16_t> numbers;
-
-    explicit Tables(int most) {
-        const cpu::CodeTables& by = cpu::code_tables(most);
-        for (const cpu::CodeTable& table : by.tables) {
-            words.insert(words.end(), table.words.begin(), table.words.end());
-            numbers.insert(numbers.end(), table.numbers.begin(), table.numbers.end());
-        }
-        for (const auto& own : by.lengths) lengths.insert(lengths.end(), own.begin(), own.end());
-    }
-    cuda::CodedTables read() const { return {words.data(), lengths.data(), numbers.data()}; }
-};
-
 // What the GPU's twin says of a payload; `codes` are what it makes of it.
 bool plays(const Payload& whole, const Bytes& bad, Bytes& codes) {
-    static const Tables tables[] = {Tables(7), Tables(3), Tables(2), Tables(1)};
-    int which = 0;
-    while (kMosts[which] != whole.most) ++which;
-    const std::size_t bytes = cuda::coded_workspace_bytes(whole.n, whole.most);
-    const std::unique_ptr<std::uint64_t[]> memory(new std::uint64_t[bytes / 8 + 1]);
+    const Memory memory(whole.n, whole.most);
     std::int32_t wrong[2];
-    const Status status = cuda::block_decode(bad.data.get(), bad.count, whole.n, whole.most, tables[which].read(),
-                                             codes.data.get(), wrong, {memory.get(), bytes}, nullptr);
+    const Status status =
+        cuda::block_decode(bad.data.get(), bad.count, whole.n, whole.most, tables_of(whole.most).read(),
+                           codes.data.get(), wrong, memory.workspace(), nullptr);
     expect(status == Status::kOk, "runs", -1);
     return wrong[0] == 0 && wrong[1] == 0;
 }
