@@ -101,8 +101,8 @@ BY: dict[str, tuple[str, Callable[[Any], Any]]] = {
         lambda c: c.topk(1 / 64, values="int8", index_coding="delta").with_feedback(0.95),
     ),
 }
-"""By what local steps exchange: in tables, and what makes it. Top-k is what SparseLoCo sends, of which values have 2 bits
-and chunks of 4096 elements their own."""
+"""By what local steps exchange: in tables, and what makes it. Top-k is what SparseLoCo sends, whose values have 2 bits,
+and whose chunks of 4096 elements their own top."""
 
 
 def local(every: int, delay: int = 0, by: str = "int4", outer: Outer = averaging, fragments: int = 1) -> Method:

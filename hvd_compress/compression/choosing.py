@@ -33,14 +33,14 @@ class Choosing(Part):
 
         Args:
             quality: "near": what trains as without compression (within 0.02 nats after 240 steps on two tasks): dense,
-                bf16, int8, int4 and, where that clearly pays, coded int3. "dense": no compression; by which path is all
-                that is chosen. "any": also what needs more steps to the same loss (natural; with SGD int2, powersgd and
-                topk): its time counts times those steps, and its reasons estimate what local steps would take.
-                hvd_compress.torch sees the kind of optimizer; unknown counts as Adam-like.
+                bf16, int8, int4 and, where that clearly pays, coded int3, whose time counts 1.04 times. "dense": no
+                compression; by which path is all that is chosen. "any": also what needs more steps to the same loss
+                (natural; with SGD int2, powersgd and topk): its time counts times those steps, and its reasons estimate
+                what local steps would take. hvd_compress.torch sees the kind of optimizer; unknown counts as Adam-like.
             factors: for quality="any", by name, the steps that your training needs over those of dense, such as
                 {"int4": 1.0, "powersgd": 1.2}: what is not named is not chosen.
 
-        With HVD_COMPRESS_ADAPT=0 nothing is measured, and what sends the fewest bytes is taken.
+        With HVD_COMPRESS_ADAPT=0 nothing is measured, and what sends the fewest bytes is taken of what is not coded.
 
         Raises:
             ConfigError: there is no such quality, or a factor is none.

@@ -96,8 +96,10 @@ def _words(decision: Decision) -> str:
 
 def _called(compressor: Compressor) -> str:
     kind = name_of(compressor) or type(compressor).__name__
-    for name in compressor.functions:
+    for name, settings in compressor.functions.items():
         if compressor_of(settings_called(name)) == compressor:
             return name
+        if getattr(compressor, "coded", False) and settings.items() <= vars(compressor).items():
+            return f"{name} coded"
     size = next((getattr(compressor, each) for each in ("ratio", "rank", "bits") if hasattr(compressor, each)), None)
     return kind if size is None else f"{kind} {size:g}"

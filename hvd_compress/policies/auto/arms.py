@@ -57,6 +57,11 @@ class Arm:
         return self.candidate.name
 
     @property
+    def called(self) -> str:
+        """By which compressor, coded or not, whatever its paths."""
+        return self.name.partition(" by ")[0].removesuffix(" coded")
+
+    @property
     def way(self) -> str:
         """In words: by which compressor and paths."""
         paths = ", ".join(dict.fromkeys(str(each.path) for each in self.decisions))
@@ -114,14 +119,15 @@ class Family(Choices):
 
     def hint(self, arms: Sequence[Arm], step_s: float, waits_s: Sequence[float], world_size: int) -> str:
         """Say what local steps would take. It assumes the worst case, that ranks learn nothing alike."""
-        own = [number for number, arm in enumerate(arms) if arm.name.partition(" by ")[0] in ("int4", "int4 coded")]
+        own = [number for number, arm in enumerate(arms) if arm.called == "int4"]
         if not self.weighs_local_steps or not own:
             return ""
         now_s = step_s + min(waits_s[number] for number in own)
         exchange_s = min(arms[number].predicted for number in own)  # of a round, in which nothing is hidden
         found = LocalStepsCost(step_s, exchange_s, cosine=0.0, ranks=world_size)
         best = found.best()
-        if best == 1 or found.cost(best) >= now_s:
+        others_s = [arm.candidate.factor * (step_s + wait_s) for arm, wait_s in zip(arms, waits_s, strict=True)]
+        if best == 1 or found.cost(best) >= min(others_s):
             return "local steps (docs/local.md) are not estimated to be faster"
         return (
             f"local steps with every={best} (docs/local.md) would take an estimated {found.cost(best) / now_s:.2f} of "
@@ -216,12 +222,16 @@ def make_arms(
     world_size: int,
     can: Capabilities,
     prices: Prices | None,
+    kept: Arm | None = None,
 ) -> list[Arm]:
     """Return the arms: of each candidate one, in their order; at most MOST, those that take the least.
 
     A bucket that would take no less time by a candidate than by the first one travels as by that, as a small one does
     on a network with a long latency. Where all of them would, real steps have the last word: each travels by the
     candidate. What a coder makes shorter by more than it takes is coded; some candidates are arms only then.
+
+    Args:
+        kept: what was chosen for other buckets of the same gradients; its candidate is an arm for these, too.
     """
     ways = [choices.ways(layout, world_size, can) for layout in layouts]
     candidates = list(dict.fromkeys(candidate for found in ways for candidate in found))
@@ -245,7 +255,7 @@ def make_arms(
             sent.append(as_sent)
     if choices.may_code and prices is not None:
         arms = [arms[0], *(_coded(arm, layouts, world_size, can, prices) for arm in arms[1:])]
-    arms = _worth_their_loss(arms)
+    arms = _worth_their_loss(arms, kept)
     return [arms[0], *sorted(sorted(arms[1:], key=lambda arm: arm.predicted)[: MOST - 1], key=arms.index)]
 
 
@@ -273,17 +283,20 @@ def _coded(arm: Arm, layouts: Sequence[Layout], world_size: int, can: Capabiliti
     return Arm(replace(arm.candidate, name=f"{name} coded{by}{path}", compressor=sent), tuple(decisions), predicted)
 
 
-def _worth_their_loss(arms: Sequence[Arm]) -> list[Arm]:
+def _worth_their_loss(arms: Sequence[Arm], kept: Arm | None) -> list[Arm]:
     """Leave out arms of candidates that are only chosen coded, where they are not, or do not clearly pay."""
 
     def cost(arm: Arm) -> float:
         return arm.predicted * arm.candidate.factor
 
+    def pays(arm: Arm) -> bool:
+        return not arm.candidate.compressor.shorter and cost(arm) <= CLEAR * best
+
     best = min(cost(arm) for arm in arms if not arm.candidate.if_coded)
     return [
         arm
         for arm in arms
-        if not arm.candidate.if_coded or (not arm.candidate.compressor.shorter and cost(arm) <= CLEAR * best)
+        if not arm.candidate.if_coded or pays(arm) or (kept is not None and arm.called == kept.called)
     ]
 
 

@@ -131,11 +131,12 @@ class AutoPolicy(TellingPolicy):
         self._watch.alarm.forget()
         self._layouts, self._kept = buckets, ""
         kept = (self._arms[self._arm], self._reason_told) if self._told and self.settled else None
+        before = kept[0] if kept else None
         arms, self._arm, self._chooser = self._go_on(), 0, None
         if not arms and self._skipped:
             launch(self._measure, f"step {step}, measuring the network", self.measuring_s or 0.0)()
             self._skipped = False
-        self._arms = arms or self._made()
+        self._arms = arms or self._made(before)
         if self.measuring_s is not None and self._is_open:
             self._chooser = Chooser(*self._weights(), self._watch.alarm)
             self._arm = self._chooser.first
@@ -156,6 +157,9 @@ class AutoPolicy(TellingPolicy):
     def _keep(self, chooser: Chooser, before: Arm, reason: str) -> None:
         """Gradients are cut anew, and an arm was chosen: all buckets go on with it, if there is such an arm."""
         same = [number for number, arm in enumerate(self._arms) if (arm.name, arm.way) == (before.name, before.way)]
+        if not same and self._choices.may_code:  # by another path
+            alike = [number for number, arm in enumerate(self._arms) if arm.called == before.called]
+            same = sorted(alike, key=lambda number: self._arms[number].predicted)
         if same:
             chooser.keep(same[0])
             self._arm, self._kept = same[0], reason.removesuffix(OTHER_BUCKETS) + OTHER_BUCKETS
@@ -179,7 +183,7 @@ class AutoPolicy(TellingPolicy):
         ways = self._choices.ways(layout, self.world_size, self.capabilities)
         sent = decision.compressor, decision.path
         known = [(each.compressor, each.path) for found in ways.values() for each in found]
-        if self._choices.may_code:
+        if self._choices.may_code and compression_device(self._request, layout.device_type) == "cpu":
             known += [
                 (compressor.shorter, path)
                 for compressor, path in known
@@ -187,9 +191,9 @@ class AutoPolicy(TellingPolicy):
             ]
         return sent in known
 
-    def _made(self) -> list[Arm]:
+    def _made(self, kept: Arm | None = None) -> list[Arm]:
         own = _compressible(self._layouts)
-        return make_arms(self._choices, self._request, own, self.world_size, self.capabilities, self._prices)
+        return make_arms(self._choices, self._request, own, self.world_size, self.capabilities, self._prices, kept)
 
     def _weights(self) -> tuple[list[float], list[float]]:
         return [arm.candidate.factor for arm in self._arms], [arm.predicted for arm in self._arms]
@@ -223,7 +227,10 @@ class AutoPolicy(TellingPolicy):
             nearest = min(arms[1:], key=lambda arm: arm.predicted)
             waits.append(f"{nearest.name} {1e3 * nearest.predicted:.3g} ms by measured curves")
         own_s = chooser.not_hidden_s(self._arm)
-        less = ", ".join(arms[arm].name for arm in reversed(others) if chooser.not_hidden_s(arm) < own_s)
+        shorter = [arms[arm] for arm in reversed(others) if chooser.not_hidden_s(arm) < own_s]
+        less = ", ".join(arm.name for arm in shorter)
+        if any(arm.candidate.factor > arms[self._arm].candidate.factor for arm in shorter):
+            less += ", the steps that it needs more included"
         found = [
             f"{arms[self._arm].way}, {1e3 * own_s:.3g} ms a step not hidden",
             ", ".join(waits),

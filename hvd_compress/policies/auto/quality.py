@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -66,11 +66,16 @@ def candidates(
     """
     if quality == DENSE.name:
         return (DENSE,)
-    table = dict.fromkeys(NEAR, 1.0)
+    table = {**dict.fromkeys(NEAR, 1.0), CODED.name: CODED.factor}
     if quality == "any":
         table = {**table, **FACTORS[kind or "adam"]} if factors is None else dict(factors)
-    named = (Candidate(name, compressor_of(settings_called(name)), factor) for name, factor in table.items())
-    return (DENSE, *named) if quality == "any" and factors is not None else (DENSE, *named, CODED)
+    return (DENSE, *(_candidate(name, factor) for name, factor in table.items()))
+
+
+def _candidate(name: str, factor: float) -> Candidate:
+    if name == CODED.name:
+        return replace(CODED, factor=factor)
+    return Candidate(name, compressor_of(settings_called(name)), factor)
 
 
 def checked(factors: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
@@ -78,6 +83,6 @@ def checked(factors: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
     if not isinstance(factors, Mapping):
         raise ConfigError(f"factors = {factors!r} must say by name how many times the steps of dense are needed")
     for name, factor in factors.items():
-        check_choice("compression", name, COMPRESSED, " in factors")
+        check_choice("compression", name, (*COMPRESSED, CODED.name), " in factors")
         check_number(f"factors: {name}", factor, 0, above=True, hint="how many times the steps of dense are needed")
     return tuple(sorted((name, float(factor)) for name, factor in factors.items()))

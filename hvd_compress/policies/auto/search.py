@@ -112,13 +112,12 @@ class Search:
     def _rule_out(self, arm: int, exchanging_s: float) -> None:
         """Leave out arms whose collectives alone take too long beside a step of this one.
 
-        What passes before the first gradient, such as a validation, is the same for all: without it, where an arm needs
-        as many steps at least.
+        What passes before the first gradient, such as a validation, is the same for all: what an arm takes more counts
+        beside exchanges alone.
         """
         for other in dict.fromkeys(self._queue):
-            taken_s = self._predicted[other]
-            longer = self._weights[other] >= self._weights[arm] and taken_s > DOUBTFUL * exchanging_s
-            if longer or self._whole(other, taken_s) > DOUBTFUL * self._whole(arm, exchanging_s):
+            more_s = self._whole(other, self._predicted[other]) - self._whole(arm, exchanging_s)
+            if more_s > (DOUBTFUL - 1) * self._weights[arm] * exchanging_s:
                 self._leave_out(other)
 
     def _whole(self, arm: int, exchanging_s: float) -> float:

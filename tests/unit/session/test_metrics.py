@@ -30,6 +30,7 @@ def test_of_a_step() -> None:
         (Layout.of((4,)), Decision(BlockQuantizer(4), Path("alltoall-allgather"), "cpu", "")),
         (Layout.of((15,)), Decision(Cast(), Path("dense"), "cpu", "")),
         (Layout.of((1,)), Decision(TopK(0.25), Path("star", "ring"), "cpu", "")),
+        (Layout.of((0,)), Decision(BlockQuantizer(3, 256, coded=True), Path("allgather"), "cpu", "")),
     ]
     metrics.end_step(REPORT, travelled)
     assert metrics.figures() == {
@@ -46,4 +47,5 @@ def test_of_a_step() -> None:
         "decision/int4 alltoall-allgather": 0.2,
         "decision/dense": 0.75,
         "decision/topk 0.25 star-ring": 0.05,
+        "decision/int3 coded allgather": 0.0,
     }

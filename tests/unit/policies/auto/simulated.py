@@ -16,7 +16,7 @@ from hvd_compress.engines.base import Capabilities
 from hvd_compress.engines.names import ALGORITHMS
 from hvd_compress.policies.auto.arms import Arm, Family, make_arms
 from hvd_compress.policies.auto.chooser import Chooser
-from hvd_compress.policies.auto.quality import candidates
+from hvd_compress.policies.auto.quality import CODED, candidates
 from hvd_compress.request.request import Request
 from hvd_compress.services.agreement import StepTimes
 from hvd_compress.services.detector import Alarm
@@ -71,15 +71,32 @@ class Training:
         self._random = random.Random(self.seed)
         self._layouts = [Layout.of(numel) for numel in self.buckets]
         self._known: dict[object, StepTimes] = {}
+        self._best_s: dict[Network, float] = {}
 
     def arms(self, network: Network) -> list[Arm]:
         """Return the arms, priced by measurements of a network that are noisy themselves."""
         wrong = [math.exp(self._random.gauss(0, 2 * self.noise)) for _ in range(2)]
         costs = Formulas(network.latency_s * wrong[0], 8 / network.bandwidth * wrong[1], network.ranks)
         prices = Priced(costs)
+        return self._arms(network, prices, None)
+
+    def _arms(self, network: Network, prices: Priced, kept: Arm | None) -> list[Arm]:
         request = Request(Cast())
         choices = Family(request, candidates("near"))
-        return make_arms(choices, request, self._layouts, network.ranks, CAN, prices)  # type: ignore[arg-type]
+        return make_arms(choices, request, self._layouts, network.ranks, CAN, prices, kept)  # type: ignore[arg-type]
+
+    def best_s(self, network: Network) -> float:
+        """Return what a step of the best arm takes by right prices, whether or not it is left out for its loss."""
+        prices = Priced(Formulas(network.latency_s, 8 / network.bandwidth, network.ranks))
+        if network not in self._best_s:
+            found = self._arms(network, prices, Arm(CODED, (), 0.0))
+            sent = [each for each in found if not (each.candidate.if_coded and each.candidate.compressor.shorter)]
+            self._best_s[network] = min(self.worth_s(each, network) for each in sent)
+        return self._best_s[network]
+
+    def worth_s(self, arm: Arm, network: Network) -> float:
+        """Return what a step takes, times those that are needed."""
+        return self.expected(arm, network).whole_s * arm.candidate.factor
 
     def expected(self, arm: Arm, network: Network) -> StepTimes:
         """Return what a step takes without noise: exchanges follow each other, each begins when its bucket is there."""
@@ -125,8 +142,8 @@ class Training:
             network = self.network(step)
             arm = chooser.next()
             times = self.taken(arms[arm], network)
-            worth = [self.expected(each, network).whole_s * each.candidate.factor for each in arms]
-            self.steps.append((arm, worth[arm], min(worth)))
+            best_s = min(self.best_s(network), *(self.worth_s(each, network) for each in arms))
+            self.steps.append((arm, self.worth_s(arms[arm], network), best_s))
             if (window_s := chooser.record(under_way)) is not None:
                 chooser.alarm.add(window_s)
             under_way = []

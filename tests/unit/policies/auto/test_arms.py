@@ -128,6 +128,25 @@ def test_what_is_only_chosen_coded_is_an_arm_where_that_clearly_pays() -> None:
         assert not any(arm.name.startswith("int3") for arm in arms)
 
 
+def test_what_saves_little_is_not_worth_a_loss_unless_it_was_chosen_before() -> None:
+    """As for other buckets of the same gradients, by another path perhaps."""
+    far, cut = Formulas(50e-3, 8 / 1e8, 4), [Layout.of(237_500)] * 8
+    (chosen,) = (arm for arm in arms_of([Layout.of(1_900_000)], costs=far) if arm.name == "int3 coded")
+    prices: Prices = Priced(far)  # type: ignore[assignment]
+    left_out, kept = (make_arms(NEAR, Request(Cast()), cut, 4, CAN, prices, before) for before in (None, chosen))
+    assert not any(arm.called == "int3" for arm in left_out)
+    (again,) = (arm for arm in kept if arm.name == "int3 coded")
+    assert 0.85 < again.candidate.factor * again.predicted / min(arm.predicted for arm in left_out) < 1
+
+
+@pytest.mark.parametrize(("device", "coded"), [("cuda", False), ("cpu", True)])
+def test_a_gpu_codes_nothing(device: str, coded: bool) -> None:
+    """Nothing was measured there. What the host compresses is coded, wherever gradients are."""
+    layout, request = replace(Layout.of(2_000_000), place="cuda 0"), Request(Cast(), device=device)
+    arms = make_arms(Family(request, NEAR.candidates), request, [layout], 4, CAN, Priced(SLOW))  # type: ignore[arg-type]
+    assert any("coded" in arm.name for arm in arms) == coded
+
+
 class Unmeasured(Priced):
     """Of no all-gather anything is known."""
 

@@ -12,6 +12,7 @@ from hvd_compress import of
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compression import Compression
 from hvd_compress.compressors import Cast, PowerSGD
+from hvd_compress.cost.formulas import Formulas
 from hvd_compress.engines.inprocess import InProcessEngine, run_ranks
 from hvd_compress.errors import ConfigError
 from hvd_compress.frontends.optimizer.optimizer import ReducingOptimizer
@@ -35,7 +36,7 @@ from tests.harness import (
     make_parameters,
     remembered,
 )
-from tests.unit.policies.auto.simulated import CAN
+from tests.unit.policies.auto.simulated import CAN, Priced
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -205,11 +206,31 @@ def test_a_quality_is_one_of_a_few(quality: object) -> None:
 
 def test_what_any_quality_means() -> None:
     names = {kind: [each.name for each in candidates("any", kind)] for kind in ("sgd", "adam", None)}
-    assert names["sgd"] == ["dense", "bf16", "int8", "int4", "natural", "int2", "powersgd", "topk", "int3"]
-    assert names["adam"] == names[None] == ["dense", "bf16", "int8", "int4", "natural", "int3"]
+    assert names["sgd"] == ["dense", "bf16", "int8", "int4", "int3", "natural", "int2", "powersgd", "topk"]
+    assert names["adam"] == names[None] == ["dense", "bf16", "int8", "int4", "int3", "natural"]
     assert [each.name for each in candidates("near", "sgd")] == ["dense", "bf16", "int8", "int4", "int3"]
     own = candidates("any", "adam", {"topk": 1.2})
     assert [(each.name, each.factor) for each in own] == [("dense", 1.0), ("topk", 1.2)]
+    (_, coded) = candidates("any", "adam", {"int3": 1.1})
+    assert coded == replace(candidates("near")[4], factor=1.1)
+
+
+def test_a_reason_counts_the_steps_that_something_else_needs_more() -> None:
+    """int3 waits for less, but for nothing certain beyond its 1.04 times the steps."""
+    policy = AutoPolicy(Request(Cast()), Family(Request(Cast()), candidates("near")))
+    policy.world_size = 4
+    prices = Priced(Formulas(20e-3, 8 / 2e7, 4))
+    arms = make_arms(policy._choices, policy._request, [Layout.of(2_000_000)], 4, CAN, prices)  # type: ignore[arg-type]
+    policy._arms = [arms[0], *(arm for arm in arms if arm.name in ("int4 coded", "int3 coded"))]
+    policy._chooser = chooser = Chooser([1.0, 1.0, 1.04], [0.9, 0.09, 0.065], Alarm())
+    while not chooser.settled:
+        policy._arm = chooser.next()
+        waited_s = (0.9, 0.09, 0.08)[policy._arm]
+        chooser.record([(policy._arm, StepTimes(0.4 + waited_s, 0.3 + waited_s, waited_s, 0.1))])
+    policy._arm = chooser.next()
+    words = "is saved by int3 coded, the steps that it needs more included"
+    assert policy._arms[policy._arm].name == "int4 coded"
+    assert words in policy._reason(chooser)
 
 
 @pytest.mark.parametrize(
