@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from statistics import fmean
 from typing import Any
 
@@ -23,6 +23,21 @@ DRAWS = 1000
 
 Losses = Sequence[tuple[int, float]]
 """Steps taken, and the validation loss after them."""
+
+
+def with_all_rounds(seconds: Any) -> Any:
+    """Return seconds with None for each round in which a method took no part: in the file -n stands for n of those."""
+    if isinstance(seconds, dict):
+        return {key: with_all_rounds(value) for key, value in seconds.items()}
+    return [each for value in seconds for each in ([None] * -value if value is not None and value < 0 else [value])]
+
+
+def without_gaps(seconds: Any) -> Any:
+    """Return seconds as the file has them."""
+    if isinstance(seconds, dict):
+        return {key: without_gaps(value) for key, value in seconds.items()}
+    runs = [(value, list(group)) for value, group in groupby(seconds, key=lambda value: value is None)]
+    return [each for is_gap, group in runs for each in ([-len(group)] if is_gap else group)]
 
 
 def smoothed(losses: Losses) -> Losses:
@@ -84,7 +99,7 @@ class Figures:
     """
 
     def __init__(self, kept: dict[str, Any]) -> None:
-        self.kept = kept
+        self.kept = {**kept, "seconds": with_all_rounds(kept["seconds"])}
 
     @property
     def tasks(self) -> list[str]:

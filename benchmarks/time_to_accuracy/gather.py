@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.frame.store import lines, read
 from benchmarks.time_to_accuracy import lab
-from benchmarks.time_to_accuracy.figures import EVERY, steps_to
+from benchmarks.time_to_accuracy.figures import EVERY, steps_to, with_all_rounds, without_gaps
 from benchmarks.time_to_accuracy.lab import NETWORKS
 from benchmarks.time_to_accuracy.losses import LONG_EVERY, LossRun
 from benchmarks.time_to_accuracy.methods import METHODS
@@ -37,7 +37,7 @@ def merged(before: Kept, found: Kept) -> Kept:
     kept["losses"] = {task: dict(sorted(curves.items(), key=_place)) for task, curves in kept["losses"].items()}
     for task, networks in kept["seconds"].items():
         for network in networks:
-            rounds = [half["seconds"].get(task, {}).get(network, {}) for half in (before, found)]
+            rounds = [with_all_rounds(half["seconds"]).get(task, {}).get(network, {}) for half in (before, found)]
             networks[network] = _behind(*rounds)
     return kept
 
@@ -80,6 +80,7 @@ def _gathered() -> Kept:
 
 def dumps(kept: Kept) -> str:
     """Return the figures as JSON, what is below the third level on one line."""
+    kept = {**kept, "seconds": without_gaps(kept["seconds"])}
     return "{\n" + ",\n".join(f'"{key}": {_lines(value, 3)}' for key, value in kept.items()) + "\n}\n"
 
 

@@ -124,7 +124,10 @@ def test_long_trainings_have_a_table() -> None:
 
 
 def test_figures_are_read_as_they_were_written() -> None:
-    assert json.loads(gather.dumps(made_up())) == made_up()
+    assert figures.Figures(json.loads(gather.dumps(made_up()))).kept == made_up()
+    gaps = {"a": [None, None, 1.0, None, 2.0], "b": [None]}
+    assert figures.without_gaps(gaps) == {"a": [-2, 1.0, -1, 2.0], "b": [-1]}
+    assert figures.with_all_rounds(figures.without_gaps(gaps)) == gaps
 
 
 def test_a_method_that_was_away_keeps_its_place_in_the_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
