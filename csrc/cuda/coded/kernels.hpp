@@ -53,6 +53,9 @@ HVD_COMPRESS_TILE std::uint8_t byte_of(const std::uint16_t* symbols, int i) {
     }
 }
 
+// How many bytes stream j has, as the lengths before all chunks say.
+HVD_COMPRESS_TILE int length_of(const std::uint8_t* lengths, int j) { return lengths[2 * j] | lengths[2 * j + 1] << 8; }
+
 // The bits that a part of a stream takes, or more than any has where a symbol has no code word.
 template <int most>
 HVD_COMPRESS_TILE std::uint32_t part_bits(const std::uint8_t* codes, int rows, int part, int j,
@@ -305,7 +308,7 @@ struct PlaceCoded {
         if (coded[chunk] == kCodedRaw) return static_cast<Count>(chunk_of_codes<most>(chunk, n).bytes);
         const std::uint8_t* const lengths = coded + chunks + static_cast<std::int64_t>(streamed[chunk] * kLengthBytes);
         Count sum = 0;
-        for (int j = 0; j < kCodedStreams; ++j) sum += lengths[2 * j] | lengths[2 * j + 1] << 8;
+        for (int j = 0; j < kCodedStreams; ++j) sum += length_of(lengths, j);
         return sum;
     }
 };
@@ -344,7 +347,7 @@ struct DecodeChunks {
         const std::uint8_t* const lengths =
             coded + chunks + static_cast<std::int64_t>(streamed[block.index] * kLengthBytes);
         int bytes = 0;
-        for (int j = 0; j < kCodedStreams; ++j) bytes += lengths[2 * j] | lengths[2 * j + 1] << 8;
+        for (int j = 0; j < kCodedStreams; ++j) bytes += length_of(lengths, j);
         if (bytes > kMostBytes) {
             block.each([&](int t) {
                 if (t == 0) store_same(bad + 1, 1);
@@ -372,8 +375,8 @@ struct DecodeChunks {
         block.each([&](int t) {
             if (t >= kCodedStreams) return;
             int begin = span.before;
-            for (int j = 0; j < t; ++j) begin += lengths[2 * j] | lengths[2 * j + 1] << 8;
-            const int end = begin + (lengths[2 * t] | lengths[2 * t + 1] << 8);
+            for (int j = 0; j < t; ++j) begin += length_of(lengths, j);
+            const int end = begin + length_of(lengths, t);
             if (!read(shared.words, 8 * begin, 8 * end, numbers, own.rows, shared.symbols + t)) store_same(bad + 1, 1);
         });
         block.sync();
