@@ -21,7 +21,7 @@ import click
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import hvd_compress.fsdp as hc
 from benchmarks.frame.page import table
@@ -29,15 +29,40 @@ from benchmarks.frame.processes import run_job
 from benchmarks.frame.store import BUILD, read, write
 from benchmarks.time_to_accuracy.figures import EVERY, STEPS, loss_at
 from benchmarks.time_to_accuracy.tasks import RANKS, TASKS, Task
+from hvd_compress.request.request import Request
 
 FOLDER = BUILD / "fsdp"
+
+
+@dataclass(frozen=True)
+class Method:
+    """How gradients and parameters travel; None as FSDP sends them.
+
+    Attributes:
+        feedback: of a reduce-scatter; among replicas it is there anyway.
+        dtype: MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype).
+    """
+
+    gradients: Request | None = None
+    feedback: bool = False
+    parameters: Any = None
+    dtype: torch.dtype | None = None
+
+
+_C = hc.Compression
 METHODS = {
-    "uncompressed": None,
-    "int8": hc.Compression.int8(),
-    "int4": hc.Compression.int4(),
-    "int4-feedback": hc.Compression.int4(),
+    "uncompressed": Method(),
+    "int8": Method(_C.int8()),
+    "int4": Method(_C.int4()),
+    "int4-feedback": Method(_C.int4(), feedback=True),
+    "gathers-bf16": Method(_C.dense(), parameters=_C.bf16()),
+    "gathers-int8": Method(_C.dense(), parameters=_C.int8()),
+    "gathers-int4": Method(_C.dense(), parameters=_C.int4()),
+    "differences-int4": Method(_C.dense(), parameters=hc.differences(_C.int4())),
+    "int4+gathers-int8": Method(_C.int4(), parameters=_C.int8()),
+    "int4+differences-int4": Method(_C.int4(), parameters=hc.differences(_C.int4())),
+    "bf16": Method(dtype=torch.bfloat16),
 }
-"""Of shards, int4-feedback is with feedback=True; among replicas feedback is there anyway."""
 MESHES = {"4": (4,), "2x2": (2, 2)}
 
 
@@ -67,11 +92,13 @@ def sharded(task: Task, mesh: DeviceMesh, method: str, seed: int) -> Any:
     """Return a new model of a task, sharded and perhaps compressed."""
     torch.manual_seed(seed)
     model: Any = task.model()
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    request = METHODS[method]
-    return model if request is None else hc.compress(model, request, feedback=method.endswith("feedback"))
+    how = METHODS[method]
+    policy = MixedPrecisionPolicy(param_dtype=how.dtype, reduce_dtype=how.dtype)
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+    if how.gradients is None:
+        return model
+    return hc.compress(model, how.gradients, feedback=how.feedback, parameters=how.parameters)
 
 
 def train(run: Run) -> dict[str, Any]:
@@ -87,8 +114,13 @@ def train(run: Run) -> dict[str, Any]:
         optimizer.zero_grad()
         if (step + 1) % EVERY == 0:
             losses.append((step + 1, task.validation_loss(model)))
-    report = None if METHODS[run.method] is None else hc.of(model).last_step
-    return {"losses": losses, "bits": None if report is None else 32 * report.sent_bytes / report.dense_bytes}
+    found: dict[str, Any] = {"losses": losses, "bits": None, "parameter_bits": None}
+    if METHODS[run.method].gradients is not None:
+        report = hc.of(model).last_step
+        found["bits"] = 32 * report.sent_bytes / report.dense_bytes
+        if report.dense_parameter_bytes:  # of the gathers of one step
+            found["parameter_bits"] = 32 * report.parameter_bytes / report.dense_parameter_bytes
+    return found
 
 
 def page(steps: int, seeds: int) -> str:
@@ -102,20 +134,28 @@ def page(steps: int, seeds: int) -> str:
             continue
         ends = [(loss_at(own["losses"], steps), loss_at(base["losses"], steps)) for own, base in pairs]
         above = [own - base for own, base in ends]
-        bits = pairs[0][0]["bits"]
-        told = ["32" if bits is None else f"{bits:.2f}", f"{fmean(own for own, _ in ends):.4f}"]
+        bits = [_bits(pairs[0][0].get(name)) for name in ("bits", "parameter_bits")]
+        told = [*bits, f"{fmean(own for own, _ in ends):.4f}"]
         rows.append([mesh, method, *told, ", ".join(f"{each:+.4f}" for each in above), f"{fmean(above):+.4f}"])
-    return table(["mesh", "method", "bits an element", "loss", "above uncompressed, by seed", "mean"], rows, words=6)
+    titles = ["mesh", "method", "bits of a gradient", "of a parameter", "loss", "above uncompressed, by seed", "mean"]
+    return table(titles, rows, words=len(titles))
+
+
+def _bits(found: float | None) -> str:
+    return "32" if found is None else f"{found:.2f}"
 
 
 @click.command(help=__doc__)
 @click.option("--seeds", default=2, show_default=True)
 @click.option("--steps", default=STEPS, show_default=True, help="After which a loss counts: 40, 60, ...")
+@click.option(
+    "--methods", default=",".join(name for name in METHODS if name != "bf16"), help="All but bf16 if not given."
+)
 @click.option("--most", default=1000, show_default=True, help="Trainings that this call does at most.")
-def main(seeds: int, steps: int, most: int) -> None:
+def main(seeds: int, steps: int, methods: str, most: int) -> None:
     left = [
         run
-        for seed, mesh, method in product(range(seeds), MESHES, METHODS)
+        for seed, mesh, method in product(range(seeds), MESHES, methods.split(","))
         if (run := Run(mesh, method, seed, steps)).found() is None and (mesh, method) != ("2x2", "int4-feedback")
     ]
     for run in left[:most]:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+
+
+class Gathers(Protocol):
+    """Parameters that are gathered in few bits."""
+
+    def saved(self) -> dict[str, torch.Tensor]:
+        """Return what this rank remembers, by module."""
+
+    def load(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Go on from what saved() returned. Raises ConfigError for what it has not; nothing has changed then."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,7 @@ class FrontEnd:
         require_rest: raises UsageError where a call may not come now.
         group: the process group of torch.distributed in which they have met already; None where there is none.
         refuses: what a handle cannot do here, by the name of its method, and why, in words.
+        gathers: what a checkpoint has to hold of parameters that are gathered in few bits; None where there is nothing.
         is_alone: whether this rank exchanges nothing, and never will.
     """
 
@@ -35,4 +46,5 @@ class FrontEnd:
     require_rest: Callable[[str], None] = lambda call: None
     group: Any = None
     refuses: Mapping[str, str] = field(default_factory=dict)
+    gathers: Gathers | None = None
     is_alone: bool = False

@@ -16,7 +16,7 @@ from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.frontends.front_end import FrontEnd
 from hvd_compress.frontends.optimizers import check_momentum, learning_rates_of, trains
-from hvd_compress.frontends.saving import gathered
+from hvd_compress.frontends.saving import gathered, with_gathers, without_gathers
 from hvd_compress.frontends.stepped import tell_of_steps
 from hvd_compress.frontends.unused import UnusedResult
 from hvd_compress.policies import DecisionPolicy
@@ -246,7 +246,8 @@ class Handle:
         """
         if not self.session.is_within_step:
             self.session.loss_scale.update()
-        return checkpoint.save(self.session, self.front.rank, self.front.world_size, self.front.shard)
+        state = checkpoint.save(self.session, self.front.rank, self.front.world_size, self.front.shard)
+        return state if self.front.gathers is None else with_gathers(state, self.front.gathers.saved())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what state_dict() gave. Nothing is communicated.
@@ -261,7 +262,10 @@ class Handle:
         if self.front.is_alone and not self.parameters:
             return  # outside of a process set there is nothing to remember
         numels = {name: math.prod(gradient_shape(each)) for name, each in self._all_parameters.items()}
-        checkpoint.load(self.session, state, numels, self.front.rank, self.front.world_size, self.front.shard)
+        front, (state, parameters) = self.front, without_gathers(state)
+        checkpoint.load(self.session, state, numels, front.rank, front.world_size, front.shard)
+        if front.gathers is not None:
+            front.gathers.load(parameters.get(checkpoint.name_of(front.rank, front.world_size) + front.shard, {}))
 
     def gathered_state_dict(self) -> dict[str, Any]:
         """Return on rank 0 what the compression of all ranks remembers, for what saves one file. Collective.

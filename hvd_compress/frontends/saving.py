@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import distributed as dist
 
 from hvd_compress.errors import UsageError
@@ -45,3 +46,28 @@ def gathered(own: Mapping[str, Any], front: FrontEnd, session: Session | None = 
     if parts is None:
         return dict(own)
     return {**own, "ranks": {name: each for part in parts for name, each in part.items()}}
+
+
+GATHERS = "gathers"
+"""Kind of state that holds a rank's part of the copies of gathered parameters."""
+
+
+def with_gathers(state: dict[str, Any], saved: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Return what checkpoint.save() returned of this rank, with what it remembers of gathered parameters."""
+    ranks = {rank: {**own, "states": {**own["states"], GATHERS: dict(saved)}} for rank, own in state["ranks"].items()}
+    return {**state, "ranks": ranks}
+
+
+def without_gathers(state: Any) -> tuple[Any, dict[str, Mapping[str, torch.Tensor]]]:
+    """Return a state as checkpoint.load() takes it, and by rank what with_gathers() has added."""
+    ranks = state.get("ranks") if isinstance(state, Mapping) else None
+    if not isinstance(ranks, Mapping):
+        return state, {}
+    found, left = {}, {}
+    for rank, own in ranks.items():
+        states = own.get("states") if isinstance(own, Mapping) else None
+        if isinstance(states, Mapping) and GATHERS in states:
+            found[rank] = states[GATHERS]
+            own = {**own, "states": {kind: each for kind, each in states.items() if kind != GATHERS}}
+        left[rank] = own
+    return {**state, "ranks": left}, found

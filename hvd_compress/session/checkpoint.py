@@ -29,7 +29,7 @@ def save(session: Session, rank: int, world_size: int, shard: str = "") -> dict[
         "buckets": [list(layout.names) for layout in session.buckets.layouts] if session.cuts_stand else [],
         "choice": session.policy.chosen() if session.policy is not None else session.loaded.choice,
         "remembers": bool(residuals or states),
-        "ranks": {_name(rank, world_size) + shard: {"residuals": residuals, "states": states}},
+        "ranks": {name_of(rank, world_size) + shard: {"residuals": residuals, "states": states}},
     }
 
 
@@ -80,7 +80,7 @@ def load(
         raise ConfigError(
             f"rank {rank}: this is not the state of a compression: {wrong}; load what state_dict() returned"
         )
-    name, ranks = _name(rank, world_size) + shard, saved["ranks"]
+    name, ranks = name_of(rank, world_size) + shard, saved["ranks"]
     if name not in ranks and not shard and _is_complete(ranks):
         ranks = {name: _mean([ranks[each] for each in _names(len(ranks))])}
     whose = name if name in ranks else min(ranks)
@@ -132,7 +132,7 @@ def _is_complete(ranks: Collection[str]) -> bool:
 
 
 def _names(world_size: int) -> list[str]:
-    return [_name(rank, world_size) for rank in range(world_size)]
+    return [name_of(rank, world_size) for rank in range(world_size)]
 
 
 def _mean(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -156,7 +156,8 @@ def _mean_of(tensors: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.T
     return found
 
 
-def _name(rank: int, world_size: int) -> str:
+def name_of(rank: int, world_size: int) -> str:
+    """Return what a rank is called in a checkpoint."""
     return f"rank {rank} of {world_size}"
 
 
@@ -166,7 +167,7 @@ def _by_rank(saved: Any) -> Any:
         return saved
     own = {"residuals": saved["residuals"], "states": saved.get("states", {})}
     kept = {key: value for key, value in saved.items() if key in ("step", "loss_scale")}
-    return {**kept, "buckets": [], "remembers": False, "ranks": {_name(saved["rank"], saved["world_size"]): own}}
+    return {**kept, "buckets": [], "remembers": False, "ranks": {name_of(saved["rank"], saved["world_size"]): own}}
 
 
 def _what_is_wrong(saved: Any) -> str:

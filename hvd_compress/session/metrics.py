@@ -67,6 +67,9 @@ class StepMetrics:
         }
         if report.dense_bytes:
             found["ratio"] = report.sent_bytes / report.dense_bytes
+        if report.dense_parameter_bytes:
+            found["parameter_bytes"] = float(report.parameter_bytes)
+            found["dense_parameter_bytes"] = float(report.dense_parameter_bytes)
         if math.isfinite(self._relative_error):
             found["relative_error"] = self._relative_error
         numel = sum(layout.numel for layout, _ in self._travelled)

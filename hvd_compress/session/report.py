@@ -51,6 +51,9 @@ class StepReport:
         finite: whether the result was finite; residuals change in no other step.
         bus_bytes: what this rank copied between GPUs and host.
         nonfinite_steps: how many steps so far, this one included, were not finite.
+        parameter_bytes: what this rank sent to gather parameters since the last report, where compress() of FSDP2 was
+            given parameters=; else 0.
+        dense_parameter_bytes: the same without compression.
 
     On a GPU kernels are only launched by the host: compress_s and decompress_s are the time that takes, and
     communicate_s begins when the payload has been computed and copied.
@@ -66,10 +69,25 @@ class StepReport:
     finite: bool
     bus_bytes: int = 0
     nonfinite_steps: int = 0
+    parameter_bytes: int = 0
+    dense_parameter_bytes: int = 0
 
     @classmethod
-    def of(cls, exchanged: Exchanged, step: int, wait_s: float, dense_bytes: int, nonfinite_before: int) -> StepReport:
-        """Return the report of a step. `nonfinite_before` steps before it were not finite."""
+    def of(
+        cls,
+        exchanged: Exchanged,
+        step: int,
+        wait_s: float,
+        dense_bytes: int,
+        nonfinite_before: int,
+        gathered: tuple[int, int] = (0, 0),
+    ) -> StepReport:
+        """Return the report of a step.
+
+        Args:
+            nonfinite_before: how many steps before it were not finite.
+            gathered: bytes sent to gather parameters, and those without compression.
+        """
         return cls(
             step=step,
             compress_s=exchanged.seconds["encode"],
@@ -81,4 +99,6 @@ class StepReport:
             finite=exchanged.finite,
             bus_bytes=exchanged.bus_bytes,
             nonfinite_steps=nonfinite_before + (not exchanged.finite),
+            parameter_bytes=gathered[0],
+            dense_parameter_bytes=gathered[1],
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
 from hvd_compress.buckets.layout import Layout
@@ -22,10 +22,16 @@ from hvd_compress.settings import Settings
 
 
 class Reporting:
-    """Reports each step of a session. What it is given decides nothing."""
+    """Reports each step of a session. What it is given decides nothing.
+
+    Attributes:
+        gathers: returns the bytes that this rank has sent to gather parameters since it was called last, and those of
+            uncompressed gathers.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self.gathers: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._metrics = StepMetrics()
         self._observers: Observers | None = None
         self._is_first, self._world_size = False, 1
@@ -87,7 +93,8 @@ class Reporting:
         if not over.finite and not over.given_up:
             self._observers.nonfinite(step, [buckets[place] for place in over.nonfinite])
         nonfinite = before.nonfinite_steps if before is not None else 0
-        report = StepReport.of(over, step, perf_counter() - start_s, _dense_bytes(buckets, self._world_size), nonfinite)
+        dense_bytes = _dense_bytes(buckets, self._world_size)
+        report = StepReport.of(over, step, perf_counter() - start_s, dense_bytes, nonfinite, self.gathers())
         self._metrics.end_step(report, travelled)
         return report
 

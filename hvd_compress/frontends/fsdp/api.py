@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,6 +22,8 @@ from hvd_compress.frontends.front_end import FrontEnd
 from hvd_compress.frontends.fsdp.composed import compress as compress_composed
 from hvd_compress.frontends.fsdp.composed import ddp_of
 from hvd_compress.frontends.fsdp.exchange import AllReduceHook, GradientExchange, ReduceScatterComm
+from hvd_compress.frontends.fsdp.gathering import gather
+from hvd_compress.frontends.fsdp.gathers import Gathers, for_gathers
 from hvd_compress.frontends.fsdp.groups import NEEDS, ParamGroup, groups_of, is_in_backward
 from hvd_compress.frontends.fsdp.requests import for_replicas, for_shards
 from hvd_compress.frontends.handle import Handle
@@ -51,8 +54,10 @@ def compress(
     *,
     feedback: bool = False,
     replicas: dist.ProcessGroup | None = None,
+    parameters: Request | Gathers | None = None,
+    exact: Sequence[str] = (),
 ) -> Any:
-    """Send the gradients of an FSDP2 model compressed, from its next backward pass on.
+    """Send the gradients of an FSDP2 model compressed, from its next backward pass on, and perhaps its parameters.
 
     Call it on every rank, after fully_shard() was called for the submodules and the root. What is compressed follows
     from the mesh:
@@ -64,9 +69,15 @@ def compress(
     | one, and `replicas` | the same |
     | that of composable replicate() | the all-reduce |
 
-    Nothing is communicated before the first backward pass, in which ranks compare their settings. Gradients are
+    Nothing is communicated before the first backward pass, in which ranks compare their settings; how they gather
+    parameters they tell each other by the job's store, and compare before the first forward pass. Gradients are
     complete when backward() returns. Accumulation by set_requires_gradient_sync(False), clipping and mixed precision
-    work as without it. Parameters, which FSDP gathers, are not compressed.
+    work as without it.
+
+    With `parameters`, what FSDP gathers travels in few bits, in its forward and its backward pass: weights are rounded
+    to nearest, in blocks, as ZeRO++ does (Wang et al. 2023, Section 3.1), or what has changed in them. All ranks
+    compute with the same rounded weights, and the optimizer's shards stay exact. Norms, biases and what has fewer than
+    4096 elements travel as they are.
 
     Args:
         model: the root module.
@@ -75,6 +86,9 @@ def compress(
         feedback: whether a reduce-scatter remembers what it loses, for 8 bytes an element of the whole model a rank;
             it alone decides, whatever the compression says.
         replicas: the ranks that have the same shards, where the model was sharded over a mesh within a host alone.
+        parameters: int8(), int4(), bf16() or dense(), or differences(int4()) of hvd_compress.fsdp, which keeps a copy
+            of the whole model on each rank. None leaves gathers to FSDP.
+        exact: names of other parameters that travel as they are, or patterns, such as "embed.*".
 
     Returns:
         The model itself.
@@ -86,20 +100,26 @@ def compress(
     """
     given, model = model, original_of(model)
     check_request(compression)
+    form = None if parameters is None else for_gathers(parameters)
     if isinstance(model, torch.nn.Module) and (ddp := ddp_of(model, make=True)) is not None:
-        if feedback or replicas is not None:
-            raise ConfigError("feedback= and replicas= are for shards, and replicate() makes none: leave them out")
+        if feedback or replicas is not None or parameters is not None:
+            raise ConfigError(
+                "feedback=, replicas= and parameters= are for shards, and replicate() makes none: leave them out"
+            )
         compress_composed(model, ddp, compression)
         return given
     require_sharded(model)
     require_not_local(model)
-    asked = compression, feedback, replicas
+    asked = compression, feedback, replicas, parameters, tuple(exact)
     if _is_compressed(model, asked):
         return given
     groups = groups_of(model)
     over, scatters = _over(groups, replicas)
     request = (for_shards if scatters else for_replicas)(compression, feedback)
     exchange = _made(model, groups, request, over, scatters)
+    exchange.gathers, agree = gather(model, groups, form, exact, settings_of(over).timeout_s)
+    if exchange.gathers is not None:
+        exchange.session.reporting.gathers = exchange.gathers.bytes.take
     exchange.handle.front = FrontEnd(
         dist.get_rank(),
         dist.get_world_size(),
@@ -109,6 +129,7 @@ def compress(
         partial(_named, weakref.ref(exchange)),
         group=dist.group.WORLD,
         refuses=_REFUSES if _joins_all(groups, over) else {**_REFUSES, **_REFUSES_OF_PART},
+        gathers=exchange.gathers,
     )
     if over.size() == 1:
         warn_caller("one rank exchanges no gradients: nothing is compressed")
@@ -120,7 +141,7 @@ def compress(
                 _install(exchange, group)
     _exchanges[model], _asked[model] = weakref.ref(exchange), asked
     # Before FSDP itself gathers parameters, to which ranks that are in their backward pass do not come.
-    model.register_forward_pre_hook(partial(_require_working, exchange), prepend=True)
+    model.register_forward_pre_hook(partial(_require_working, exchange, agree), prepend=True)
     at_end(model, exchange.session.close)
     return given
 
@@ -282,7 +303,8 @@ def require_sharded(model: Any, call: str = "compress") -> None:
 
 
 @eagerly
-def _require_working(exchange: GradientExchange, _: torch.nn.Module, arguments: Any) -> None:
+def _require_working(exchange: GradientExchange, agree: Callable[[], None], _: torch.nn.Module, arguments: Any) -> None:
+    agree()
     if torch.is_grad_enabled():
         exchange.require_working()
 

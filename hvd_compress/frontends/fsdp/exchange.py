@@ -16,6 +16,7 @@ from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError, located
 from hvd_compress.frontends.eagerly import eagerly
+from hvd_compress.frontends.fsdp.gathering import ParameterGathers
 from hvd_compress.frontends.fsdp.groups import ParamGroup, Shard
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.stepped import tell_of_steps
@@ -36,7 +37,10 @@ class GradientExchange:
     Attributes:
         handle: of the session that exchanges the buckets.
         scatters: whether it replaces reduce-scatters; else it comes behind them, and averages over replicas.
+        gathers: how parameters are gathered, where not by FSDP.
     """
+
+    gathers: ParameterGathers | None = None
 
     def __init__(
         self,

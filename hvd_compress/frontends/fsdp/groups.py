@@ -43,6 +43,12 @@ class Shard:
         found: torch.nn.Parameter = self.owner.sharded_param
         return found
 
+    @property
+    def known(self) -> list[torch.nn.Parameter]:
+        """The sharded parameter and, once there is one, the gathered one, which a module has in its place."""
+        whole = getattr(self.owner, "_unsharded_param", None)
+        return [self.parameter] if whole is None else [self.parameter, whole]
+
     @torch.no_grad()
     def local(self) -> torch.Tensor:
         """Return this rank's shard of the parameter, in its own memory."""
@@ -101,6 +107,29 @@ class ParamGroup:
     def numel(self) -> int:
         """Of a reduced gradient, on each rank."""
         return sum(shard.numel for shard in self.shards)
+
+    @property
+    def gather_dtypes(self) -> list[torch.dtype]:
+        """In which FSDP gathers its parameters, each once."""
+        found = []
+        for owner in self._raw.fsdp_params:
+            own, asked = owner.sharded_param.dtype, owner.mp_policy.param_dtype
+            found.append(asked if asked is not None and own.is_floating_point else own)
+        return list(dict.fromkeys(found))
+
+    @property
+    def gather_dtype(self) -> torch.dtype:
+        return self.gather_dtypes[0]
+
+    @property
+    def has_own_gather(self) -> bool:
+        """Whether somebody has replaced FSDP's all-gather already."""
+        return type(self._raw._all_gather_comm).__name__ != "DefaultAllGather"
+
+    def install_gather(self, comm: Any) -> None:
+        """Have FSDP gather its parameters by this torch.distributed.fsdp.AllGather."""
+        module: Any = self.module
+        module.set_custom_all_gather(comm)
 
     def take_over_replicas(self) -> None:
         """Have FSDP reduce over shards alone, so that its all-reduce hook comes in the place of its all-reduce."""
@@ -177,9 +206,8 @@ def groups_of(model: torch.nn.Module, frozen: bool = False) -> list[ParamGroup]:
     names = {id(module): name for name, module in model.named_modules()}
     groups, managed = [], set()
     for module, raw in _raw_groups(model):
-        managed |= {id(each.sharded_param) for each in raw.fsdp_params}
-        managed |= {id(p) for each in raw.fsdp_params if (p := getattr(each, "_unsharded_param", None)) is not None}
         group = ParamGroup(module, names[id(module)], raw, names)
+        managed |= {id(parameter) for shard in group.every for parameter in shard.known}
         if bool(group.shards) != frozen:
             groups.append(group)
     left = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in managed]
