@@ -27,12 +27,16 @@ from tests.unit.frontends.ddp.job import run_ranks
 from tests.unit.frontends.fsdp.training import (
     BITS,
     BLOCKS,
+    FORMS,
     STEPS,
     adam,
     check_gathered,
+    check_given_up,
+    compress,
     compressed,
     end_loss,
     gathered,
+    gathering,
     gradients,
     learned,
     local,
@@ -54,6 +58,16 @@ def test_four_ranks() -> None:
     run_ranks(check_all, ranks=4)
 
 
+@pytest.mark.level2
+def test_four_ranks_that_gather_few_bits() -> None:
+    run_ranks(check_with_gathers, ranks=4)
+
+
+def check_with_gathers(rank: int) -> None:
+    with gathering(FORMS[1]):
+        check_all(rank)
+
+
 def check_all(rank: int) -> None:
     mesh = mesh_of(2, 2)
     checks = (
@@ -69,7 +83,7 @@ def given_up(rank: int, mesh: Any) -> None:
     """An error in a backward pass is caught on all ranks, which go on."""
     for name in ("topk", "powersgd"):
         request = getattr(hc.Compression, name)()
-        assert torch.equal(*(parameters(trained_with_errors(mesh, request, False, fails)) for fails in (0, 2)))
+        check_given_up(mesh, request)
     model = trained_with_errors(mesh, hc.Compression.auto(), False, 2)
     check_equal(model, [[0, 2], [1, 3]])
 
@@ -170,7 +184,7 @@ def layers_frozen_and_unfrozen(rank: int, mesh: Any) -> None:
         assert 0 < (parameters(model) - plain).norm() < 0.2 * plain.norm(), name
         again = sharded(mesh)  # what was frozen at first is so again, and has a residual in the checkpoint
         again.blocks[2][2].weight.requires_grad_(False)
-        hc.compress(again, getattr(hc.Compression, name)())
+        compress(again, getattr(hc.Compression, name)())
         hc.load_state_dict(again, hc.state_dict(model))
         kept = remembered(hc.state_dict(again))["residuals"]
         assert all(torch.equal(kept[key], each) for key, each in owed.items()), name
@@ -192,13 +206,13 @@ def differ(rank: int, mesh: Any) -> None:
 def by_an_inner_mesh(rank: int, mesh: Any) -> None:
     """Sharded over the inner dimension alone, with replicas said by hand: the same to the bit."""
     native, inner = compressed(mesh, hc.Compression.int4()), sharded(mesh["shards"])
-    hc.compress(inner, hc.Compression.int4(), replicas=mesh.get_group("replicas"))
+    compress(inner, hc.Compression.int4(), replicas=mesh.get_group("replicas"))
     for model in (native, inner):
         train(model, adam(model), range(3))
     assert torch.equal(parameters(native), parameters(inner))
     late = sharded(mesh["shards"])
     late.blocks[1].requires_grad_(False)
-    hc.compress(late, hc.Compression.int4(), replicas=mesh.get_group("replicas"))
+    compress(late, hc.Compression.int4(), replicas=mesh.get_group("replicas"))
     loss_of(late, 0).backward()
     late.blocks[1].requires_grad_(True)
     with pytest.raises(

@@ -28,11 +28,14 @@ from tests.unit.frontends.ddp.job import LIMIT_S, run_ranks
 from tests.unit.frontends.fsdp.training import (
     BITS,
     BLOCKS,
+    FORMS,
     adam,
     assert_near,
     check_gathered,
+    check_given_up,
     compressed,
     end_loss,
+    gathering,
     gradients,
     learned,
     local,
@@ -43,13 +46,23 @@ from tests.unit.frontends.fsdp.training import (
     resumed,
     train,
     trained_in_parts,
-    trained_with_errors,
 )
 
 
 def test_two_ranks() -> None:
     """One job for all: a process takes longer to begin than its checks."""
     run_ranks(check_all, ranks=2)
+
+
+@pytest.mark.level2
+def test_two_ranks_that_gather_few_bits() -> None:
+    run_ranks(check_with_gathers, ranks=2)
+
+
+def check_with_gathers(rank: int) -> None:
+    for form in FORMS:
+        with gathering(form):
+            check_all(rank)
 
 
 def check_all(rank: int) -> None:
@@ -221,7 +234,7 @@ def step_dropped_without_a_call(rank: int, mesh: Any) -> None:
 def given_up(rank: int, mesh: Any) -> None:
     """An error in a backward pass is caught on all ranks: they go on as if it had not been, to the bit."""
     for request, feedback in ((hc.Compression.dense(), False), (hc.Compression.int4(), True)):
-        assert torch.equal(*(parameters(trained_with_errors(mesh, request, feedback, fails)) for fails in (0, 2)))
+        check_given_up(mesh, request, feedback)
 
 
 def leaves_out(rank: int, mesh: Any) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from statistics import fmean
 from typing import Any
 
@@ -17,10 +18,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 import hvd_compress.fsdp as hc
+from hvd_compress.frontends.fsdp.gathers import Gathers, for_gathers
 from hvd_compress.request.request import Request
+from tests.unit.frontends.fsdp.rounded import install
 
 WORDS, WIDTH, BLOCKS = 31, 96, 3
 STEPS = 20
+FORMS = (for_gathers(hc.Compression.int8()), hc.differences(hc.Compression.int4()))
+"""Gathers with which all that holds for compressed gradients has to hold, too."""
 BITS = {8: hc.Compression.int8(), 4: hc.Compression.int4()}
 
 
@@ -60,9 +65,27 @@ def sharded(mesh: DeviceMesh, apply: Callable[..., Any] = fully_shard, **options
     return apply(model, mesh=mesh, **options)
 
 
+_form: Gathers | None = None
+
+
+@contextmanager
+def gathering(form: Gathers) -> Iterator[None]:
+    """Within this block all models that are compressed gather so, and uncompressed ones as if."""
+    global _form
+    _form = form
+    yield
+    _form = None
+
+
+def compress(model: Any, request: Request | None, **options: Any) -> Any:
+    """Return the model, compressed; with None as FSDP2 itself trains it."""
+    if request is None:
+        return model if _form is None else install(model, _form)
+    return hc.compress(model, request, parameters=_form, **options)
+
+
 def compressed(mesh: DeviceMesh, request: Request | None, feedback: bool = False, **options: Any) -> Any:
-    model = sharded(mesh, **options)
-    return model if request is None else hc.compress(model, request, feedback=feedback)
+    return compress(sharded(mesh, **options), request, feedback=feedback)
 
 
 def loss_of(model: nn.Module, step: int) -> torch.Tensor:
@@ -94,8 +117,7 @@ def trained_in_parts(mesh: DeviceMesh, request: Request | None) -> Any:
     """Return a model of which a block and half of one were frozen for some steps, and half of one until the middle."""
     model: Any = sharded(mesh)
     model.blocks[2][2].weight.requires_grad_(False)
-    if request is not None:
-        hc.compress(model, request)
+    compress(model, request)
     changes = {
         2: [(model.blocks[0], False)],
         4: [(model.blocks[1][0], False)],
@@ -188,6 +210,15 @@ def trained_with_errors(mesh: DeviceMesh, request: Request, feedback: bool, fail
         train(model, optimizer, [step])
     assert hc.of(model).last_step.nonfinite_steps == fails
     return model
+
+
+def check_given_up(mesh: DeviceMesh, request: Request, feedback: bool = False) -> None:
+    """Steps that an error has ended leave nothing, to the bit; but forward passes bring copies of gathers nearer."""
+    found, expected = (parameters(trained_with_errors(mesh, request, feedback, fails)) for fails in (0, 2))
+    if _form is not None and _form.of_differences:
+        assert_near(found, expected)
+    else:
+        assert torch.equal(found, expected)
 
 
 def _run_out(model: Any, step: int) -> None:
