@@ -30,6 +30,7 @@ from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.known import register
 from hvd_compress.frontends.launched import before_wrapping
 from hvd_compress.frontends.original import original_of
+from hvd_compress.policies.auto.policy import Auto
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from hvd_compress.warned import warn_caller
@@ -40,6 +41,8 @@ _asked: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, ...]] = weakref.We
 """What compress() was called with."""
 _local: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
+SEARCH_STEPS, WARM_UP = 40, 3
+"""Steps before forms of gathers are tried: until auto() has chosen how gradients travel, or memory is allocated."""
 _REFUSES = {
     "save_plan": "a plan is of whole parameters, and these are sharded: write the compression that `decisions` names",
     "profile_ccr": "FSDP2 is not profiled: profile the same model in a DistributedDataParallel",
@@ -86,8 +89,9 @@ def compress(
         feedback: whether a reduce-scatter remembers what it loses, for 8 bytes an element of the whole model a rank;
             it alone decides, whatever the compression says.
         replicas: the ranks that have the same shards, where the model was sharded over a mesh within a host alone.
-        parameters: int8(), int4(), bf16() or dense(), or differences(int4()) of hvd_compress.fsdp, which keeps a copy
-            of the whole model on each rank. None leaves gathers to FSDP.
+        parameters: int8(), int4(), bf16() or dense(); differences(int4()) of hvd_compress.fsdp, which keeps a copy of
+            the whole model on each rank; or auto(), which chooses from dense, bf16 and int8 by some 30 real steps. None
+            leaves gathers to FSDP.
         exact: names of other parameters that travel as they are, or patterns, such as "embed.*".
 
     Returns:
@@ -117,7 +121,8 @@ def compress(
     over, scatters = _over(groups, replicas)
     request = (for_shards if scatters else for_replicas)(compression, feedback)
     exchange = _made(model, groups, request, over, scatters)
-    exchange.gathers, agree = gather(model, groups, form, exact, settings_of(over).timeout_s)
+    after = SEARCH_STEPS if isinstance(request.policy, Auto) else WARM_UP
+    exchange.gathers, agree = gather(model, groups, form, exact, settings_of(over), after)
     if exchange.gathers is not None:
         exchange.session.reporting.gathers = exchange.gathers.bytes.take
     exchange.handle.front = FrontEnd(
@@ -132,7 +137,7 @@ def compress(
         gathers=exchange.gathers,
     )
     if over.size() == 1:
-        warn_caller("one rank exchanges no gradients: nothing is compressed")
+        warn_caller("one rank exchanges no gradients: nothing of them is compressed")
     else:
         for group in groups:
             _install(exchange, group)

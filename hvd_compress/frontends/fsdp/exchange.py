@@ -266,6 +266,9 @@ class GradientExchange:
             self._order()
             if self.session.buckets.remember:
                 self._unused.exchanged()
+            if self.gathers is not None:
+                self.gathers.end_step()
+                self.session.reporting.take(self.gathers.figures())
 
     @contextmanager
     def _ending(self) -> Iterator[None]:

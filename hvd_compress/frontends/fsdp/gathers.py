@@ -10,9 +10,10 @@ import torch
 from hvd_compress.compressors import BlockQuantizer, Cast
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.frontends.asked import check_request
+from hvd_compress.policies.auto.policy import Auto as AutoSettings
 from hvd_compress.request.request import Request
 
-CARRIED = "int8(), int4(), bf16() or dense(), or differences(int4())"
+CARRIED = "int8(), int4(), bf16(), dense() or auto(), or differences(int4())"
 _BITS = (8, 4)
 
 
@@ -24,16 +25,20 @@ class Gathers:
         compressor: rounds them, to nearest, so that each gather of the same weights gives the same; None leaves them
             as FSDP sends them.
         of_differences: whether what is rounded is the difference from what was gathered last.
+        is_searched: whether one of SEARCHED is chosen by real steps.
     """
 
     compressor: BlockQuantizer | Cast | None = None
     of_differences: bool = False
+    is_searched: bool = False
 
     @property
     def words(self) -> str:
         """What ranks compare, and what is shown."""
+        if self.is_searched:
+            return "whatever makes steps shortest"
         if self.compressor is None:
-            return "as they are"
+            return "exactly"
         if isinstance(self.compressor, Cast):
             return "bf16"
         form = f"int{self.compressor.bits} in blocks of {self.compressor.block}"
@@ -72,6 +77,8 @@ def for_gathers(asked: Any) -> Gathers:
         return asked
     check_request(asked)
     compressor, policy = asked.compressor, asked.policy
+    if isinstance(policy, AutoSettings) and policy == AutoSettings():
+        return Gathers(is_searched=True)
     if policy is not None:
         raise UnsupportedError(f"parameters= takes no policy, such as {type(policy).__name__}: pass {CARRIED}")
     if any(getattr(asked, word) != "auto" for word in ("collective", "algorithm", "engine", "device")):
@@ -87,3 +94,7 @@ def for_gathers(asked: Any) -> Gathers:
             "parameters are rounded to nearest, so that both passes of a step see the same: leave stochastic=True out"
         )
     return Gathers(compressor)
+
+
+SEARCHED = (Gathers(), Gathers(Cast(torch.bfloat16)), Gathers(BlockQuantizer(8)))
+"""What auto() chooses from: what loses more, later. None takes memory, as differences() does."""

@@ -155,7 +155,8 @@ class Differences(Weights):
         message = self._first.pack(few if loaded is None else loaded.to(few), exact)
         message[-ALIGN:] = loaded is not None
         messages = start(message)()
-        copy = few.new_empty(messages.shape[0], few.numel())
+        with torch.inference_mode(False):  # as training goes on with it
+            copy = few.new_empty(messages.shape[0], few.numel())
         self._first.read_few(messages, copy)
         self._exact = self._first.exact_of(messages).clone()
         return copy, bool(messages[:, -ALIGN:].any())
