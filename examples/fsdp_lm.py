@@ -1,7 +1,8 @@
 """Train a byte-level language model on Python's own sources with FSDP2, and send its gradients as 4 bits.
 
-torchrun --nproc-per-node 2 examples/fsdp_lm.py            # 2 shards
-torchrun --nproc-per-node 4 examples/fsdp_lm.py 200 2      # 200 steps, HSDP: 2 replicas of 2 shards each
+torchrun --nproc-per-node 2 examples/fsdp_lm.py                  # 2 shards
+torchrun --nproc-per-node 4 examples/fsdp_lm.py 200 2            # 200 steps, HSDP: 2 replicas of 2 shards each
+torchrun --nproc-per-node 2 examples/fsdp_lm.py 200 1 int8       # parameters as 8 bits; or `differences`, as 4
 """
 
 import sys
@@ -17,7 +18,8 @@ from torch.distributed.fsdp import fully_shard
 import hvd_compress.fsdp as hc
 
 CONTEXT, WIDTH = 64, 128
-STEPS, REPLICAS = (int(word) for word in (*sys.argv[1:], *("100", "1")[len(sys.argv) - 1 :]))
+STEPS, REPLICAS = (int(word) for word in (*sys.argv[1:3], *("100", "1")[len(sys.argv) - 1 :]))
+PARAMETERS = {"int8": hc.Compression.int8(), "differences": hc.differences(hc.Compression.int4())}.get(sys.argv[-1])
 
 
 class LanguageModel(nn.Module):
@@ -40,7 +42,7 @@ torch.manual_seed(0)  # the same model on every rank
 model = LanguageModel()
 for module in (*model.blocks, model):  # the root last
     fully_shard(module, mesh=mesh if REPLICAS > 1 else mesh["shards"])
-hc.compress(model, hc.Compression.int4())
+hc.compress(model, hc.Compression.int4(), parameters=PARAMETERS)
 
 sources = b"".join(path.read_bytes() for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")))
 text = torch.frombuffer(bytearray(sources), dtype=torch.uint8)
@@ -53,6 +55,5 @@ for step in range(STEPS):
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     if dist.get_rank() == 0 and (step + 1) % 10 == 0:
-        sent = hc.of(model).last_step.sent_bytes / hc.of(model).last_step.dense_bytes
-        print(f"step {step + 1}: loss {loss.item():.3f}, {sent:.3f} of uncompressed bytes", flush=True)
+        print(f"step {step + 1}: loss {loss:.3f}, {hc.of(model).last_step.share:.3f} of FSDP's bytes", flush=True)
 dist.destroy_process_group()

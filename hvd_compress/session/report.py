@@ -72,6 +72,12 @@ class StepReport:
     parameter_bytes: int = 0
     dense_parameter_bytes: int = 0
 
+    @property
+    def share(self) -> float:
+        """What was sent of gradients and, by FSDP2's gathers, of parameters, over the same without compression."""
+        dense_bytes = self.dense_bytes + self.dense_parameter_bytes
+        return (self.sent_bytes + self.parameter_bytes) / dense_bytes if dense_bytes else 1.0
+
     @classmethod
     def of(
         cls,

@@ -17,14 +17,15 @@ def test_pairs_have_the_same_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("4", "uncompressed", 1, 3.0),
         ("4", "int8", 0, 2.1),
         ("4", "int8", 1, 3.3),
-        ("2x2", "int4", 1, 2.5),
+        ("2x2", "int4+gathers-int8", 1, 2.5),
     ):
         run = losses_of.Run(mesh, method, seed, 40)
         losses = [[20, loss - 0.1], [40, loss], [60, loss + 0.1]]
-        run.file.write_text(json.dumps({"losses": losses, "bits": None if method == "uncompressed" else 8.25}))
+        bits = {"bits": None if method == "uncompressed" else 8.25, "parameter_bits": 8.38 if "+" in method else None}
+        run.file.write_text(json.dumps({"losses": losses, **bits}))
     rows = losses_of.page(40, 2).splitlines()[2:]
     assert rows == [
-        "| 4 | uncompressed | 32 | 2.5000 | +0.0000, +0.0000 | +0.0000 |",
-        "| 4 | int8 | 8.25 | 2.7000 | +0.1000, +0.3000 | +0.2000 |",
-        "| 2x2 | int4 | 8.25 | 2.5000 | -0.5000 | -0.5000 |",
+        "| 4 | uncompressed | 32 | 32 | 2.5000 | +0.0000, +0.0000 | +0.0000 |",
+        "| 4 | int8 | 8.25 | 32 | 2.7000 | +0.1000, +0.3000 | +0.2000 |",
+        "| 2x2 | int4+gathers-int8 | 8.25 | 8.38 | 2.5000 | -0.5000 | -0.5000 |",
     ]

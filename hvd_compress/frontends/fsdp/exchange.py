@@ -259,10 +259,11 @@ class GradientExchange:
                 result = self.session.result(number) if self.scatters else self._flats[layout.names]
                 group = self._groups[layout.names]
                 group.wait()
+                scale = group.scale(self.scatters, self.session.engine.world_size)
                 for shard, part in zip(
                     group.shards, torch.split(result, [each.numel for each in group.shards]), strict=True
                 ):
-                    shard.add(part)
+                    shard.add(part, scale)
             self._order()
             if self.session.buckets.remember:
                 self._unused.exchanged()

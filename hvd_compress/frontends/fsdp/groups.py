@@ -55,14 +55,14 @@ class Shard:
         found: torch.Tensor = self.parameter.to_local()  # type: ignore[attr-defined]
         return found
 
-    def add(self, part: torch.Tensor) -> None:
-        """Add this rank's part (numel,) of a result to the sharded gradient."""
+    def add(self, part: torch.Tensor, scale: float) -> None:
+        """Add this rank's part (numel,) of a result, times `scale`, to the sharded gradient."""
         gradient: Any = self.parameter.grad
         if self.owner.grad_offload_event is not None:  # on its way to the host
             self.owner.grad_offload_event.synchronize()
         size = self.owner.sharded_size
         local = gradient.to_local()
-        local.add_(part[: size.numel()].view(size).to(local))
+        local.add_(part[: size.numel()].view(size).to(local), alpha=scale)
 
 
 class ParamGroup:
@@ -131,6 +131,24 @@ class ParamGroup:
         module: Any = self.module
         module.set_custom_all_gather(comm)
 
+    def scale(self, scatters: bool, ranks: int) -> float:
+        """Return what averages are multiplied by for what FSDP itself would have made of the gradients.
+
+        With set_gradient_divide_factor() that is their sum over all ranks, divided by the factor; and with
+        set_force_sum_reduction_for_comms() FSDP sums shards, and divides after its all-reduce.
+
+        Args:
+            scatters: whether averages are of a reduce-scatter; else of replicas, of what FSDP has reduced.
+            ranks: how many are averaged over.
+        """
+        factor, is_summed = self._raw.gradient_divide_factor, self._raw.force_sum_reduction_for_comms
+        if scatters:
+            return 1.0 if factor is None else ranks / factor
+        found = 1.0 if factor is None else float(ranks)
+        if not is_summed:
+            return found
+        return found / (self.ways if factor is None else factor)
+
     def take_over_replicas(self) -> None:
         """Have FSDP reduce over shards alone, so that its all-reduce hook comes in the place of its all-reduce."""
         raw = self._raw
@@ -182,11 +200,6 @@ class ParamGroup:
 
     def _refuse_settings(self) -> None:
         raw = self._raw
-        if raw.gradient_divide_factor is not None or raw.force_sum_reduction_for_comms:
-            raise UnsupportedError(
-                "compressed gradients are averaged: leave set_gradient_divide_factor() and "
-                "set_force_sum_reduction_for_comms() out, and scale the loss instead"
-            )
         if not raw.all_reduce_grads and raw.reduce_grads:
             raise UnsupportedError(
                 "set_requires_all_reduce(False) would add shards that no replica has seen: accumulate with "

@@ -11,6 +11,7 @@ import tests.unit.frontends.fsdp.supported  # noqa: F401
 import os
 import re
 import socket
+from contextlib import ExitStack
 
 import torch.distributed as dist
 
@@ -20,23 +21,31 @@ from tests.unit.frontends.ddp.job import run_ranks
 pytestmark = pytest.mark.level2
 
 
+WAYS = (("1", "int8"), ("2",), ("1", "differences"))
+"""Shards of which parameters travel in few bits, and replicas."""
+
+
 def test_it_learns_from_few_bytes() -> None:
-    """As shards, and as replicas."""
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        ports = [each.getsockname()[1] for each in (one, other)]
+    with ExitStack() as held:
+        servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in WAYS]
+        ports = [each.getsockname()[1] for each in servers]
     first, second = run_ranks(programs, ports, ranks=2)
+    shares = []
     for told in first:
-        found = re.fullmatch(r"step 10: loss (\S+), (\S+) of uncompressed bytes\n", told)
+        found = re.fullmatch(r"step 10: loss (\S+), (\S+) of FSDP's bytes\n", told)
         assert found is not None, told
         assert float(found[1]) < 4.5, "from 5.5 at first"
-        assert float(found[2]) <= 4.3 / 32
-    assert second == ["", ""]
+        shares.append(float(found[2]))
+    int8, gradients, differences = shares
+    assert gradients <= 4.3 / 32
+    assert differences < 3.2 / 32 < int8 < 7.2 / 32
+    assert second == ["", "", ""]
 
 
 def programs(rank: int, ports: list[int]) -> list[str]:
     """Run it in a process that has no process group any more."""
     dist.destroy_process_group()
-    return [program(rank, port, *words) for port, words in zip(ports, (("10",), ("10", "2")), strict=True)]
+    return [program(rank, port, "10", *words) for port, words in zip(ports, WAYS, strict=True)]
 
 
 def program(rank: int, port: int, *words: str) -> str:

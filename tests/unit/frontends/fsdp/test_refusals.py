@@ -165,9 +165,6 @@ def frozen_elsewhere_later(mesh: Any) -> None:
 
 
 def by_settings(mesh: Any) -> None:
-    model = sharded(mesh)
-    model.set_gradient_divide_factor(3.0)
-    refused(UnsupportedError, "scale the loss instead", lambda: hc.compress(model, C.int8()))
     model = compressed(mesh_of(2, 1), C.int8())
     model.set_requires_all_reduce(False)
     refused(UnsupportedError, r"accumulate with set_requires_gradient_sync\(False\)", loss_of(model, 0).backward)

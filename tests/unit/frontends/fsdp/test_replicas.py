@@ -30,6 +30,7 @@ from tests.unit.frontends.fsdp.training import (
     FORMS,
     STEPS,
     adam,
+    check_divided,
     check_gathered,
     check_given_up,
     compress,
@@ -73,10 +74,14 @@ def check_all(rank: int) -> None:
     checks = (
         as_plain, layers_frozen_and_unfrozen, with_other_dtypes, learns, resumes, gathers, answers, differ,
         by_an_inner_mesh, chooses, overflows, replicated,
-        replicated_by_ddp, logged, over_other_shards, differ_in_requests, given_up,
+        replicated_by_ddp, logged, over_other_shards, differ_in_requests, given_up, divided,
     )  # fmt: skip
     for check in checks:
         check(rank, mesh)
+
+
+def divided(rank: int, mesh: Any) -> None:
+    check_divided(mesh)
 
 
 def given_up(rank: int, mesh: Any) -> None:

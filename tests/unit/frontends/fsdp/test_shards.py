@@ -31,6 +31,7 @@ from tests.unit.frontends.fsdp.training import (
     FORMS,
     adam,
     assert_near,
+    check_divided,
     check_gathered,
     check_given_up,
     compressed,
@@ -70,7 +71,7 @@ def check_all(rank: int) -> None:
     checks = (
         as_plain, layers_frozen_and_unfrozen, with_other_dtypes, accumulated, learns, resumes, gathers, overlaps,
         overflows, leaves_out, called_twice, checkpointed, orders, lets_go, logged, of_another_mesh, dropped,
-        step_dropped, step_dropped_without_a_call, given_up,
+        step_dropped, step_dropped_without_a_call, given_up, divided,
     )  # fmt: skip
     for check in checks:
         check(rank, mesh)
@@ -229,6 +230,10 @@ def step_dropped_without_a_call(rank: int, mesh: Any) -> None:
         train(model, optimizer, range(4, 6))
         found.append(parameters(model))
     assert torch.equal(*found)
+
+
+def divided(rank: int, mesh: Any) -> None:
+    check_divided(mesh)
 
 
 def given_up(rank: int, mesh: Any) -> None:

@@ -221,6 +221,22 @@ def check_given_up(mesh: DeviceMesh, request: Request, feedback: bool = False) -
         assert torch.equal(found, expected)
 
 
+def check_divided(mesh: DeviceMesh) -> None:
+    """Gradients are divided by the factor that FSDP was given, or by the number of ranks."""
+    for factor, is_summed in ((None, True), (3.0, True), (3.0, False)):
+        found = []
+        for request in (None, hc.Compression.dense()):
+            model = compressed(mesh, request)
+            model.set_force_sum_reduction_for_comms(is_summed or request is None)  # gloo has no other with a factor
+            if factor is not None:
+                model.set_gradient_divide_factor(factor)
+            if is_summed or mesh.ndim == 1 or request is None:
+                loss_of(model, 0).backward()
+                found.append(gradients(model))
+        if len(found) == 2:
+            torch.testing.assert_close(*found, rtol=1e-5, atol=1e-7)
+
+
 def _run_out(model: Any, step: int) -> None:
     hook = model.blocks[1].register_full_backward_pre_hook(_no_memory)
     with pytest.raises(torch.OutOfMemoryError, match="of this test"):
