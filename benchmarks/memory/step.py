@@ -16,9 +16,12 @@ from benchmarks.frame.page import head, row
 from benchmarks.frame.processes import run_job
 from benchmarks.memory.training import FRONTS, train
 
-COMPRESSIONS = ("dense", "int4", "int8", "topk", "powersgd", "auto")
-SHARDED = ("dense", "int4", "int8")
-"""Those that a reduce-scatter takes."""
+COMPRESSIONS = ("dense", "int4", "int8", "topk", "powersgd", "auto", "differences")
+TAKES = {
+    "FSDP2, shards": ("dense", "int4", "int8"),
+    "FSDP2, parameters": ("dense", "int4", "int8", "differences"),  # of int4
+}
+"""By front end, those that it takes; others all but the last."""
 KINDS = ("standing", "resident", "peak")
 
 
@@ -36,7 +39,7 @@ def main() -> None:
         cells = [f"{plain[kind] / plain['numel']:.2f}" for kind in KINDS]
         print(row([front, "none, all that the process has", *cells]), flush=True)
         for compression in asked.compressions:
-            if front == "FSDP2, shards" and compression not in SHARDED:
+            if compression not in TAKES.get(front, COMPRESSIONS[:-1]):
                 continue
             found = run_job(asked.ranks, train, front, compression, asked.layers)
             more = [f"{(found[kind] - plain[kind]) / plain['numel']:+.2f}" for kind in KINDS]

@@ -149,12 +149,26 @@ def fsdp_shards(model: torch.nn.Module, compression: str) -> Step:
     return _sharded(model, compression, init_device_mesh("cpu", (dist.get_world_size(),)), hc, fully_shard)
 
 
-def _sharded(model: torch.nn.Module, compression: str, mesh: Any, hc: Any, fully_shard: Any) -> Step:
+def fsdp_gathers(model: torch.nn.Module, compression: str) -> Step:
+    """FSDP2 with shards alone: parameters travel compressed, gradients do not."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    import hvd_compress.fsdp as hc
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    if compression == "none":
+        return _sharded(model, compression, mesh, hc, fully_shard)
+    form = hc.differences(hc.Compression.int4()) if compression == "differences" else _request(compression)
+    return _sharded(model, "dense", mesh, hc, fully_shard, parameters=form)
+
+
+def _sharded(model: torch.nn.Module, compression: str, mesh: Any, hc: Any, fully_shard: Any, **options: Any) -> Step:
     for layer in model.children():
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     if compression != "none":
-        hc.compress(model, _request(compression))
+        hc.compress(model, _request(compression), **options)
     sgd = torch.optim.SGD(model.parameters(), lr=1e-3)
     return lambda batch: _step(model, sgd, batch)
 
@@ -164,4 +178,5 @@ FRONTS: dict[str, Callable[[torch.nn.Module, str], Step]] = {
     "drop-in": drop_in,
     "FSDP2, replicas": fsdp,
     "FSDP2, shards": fsdp_shards,
+    "FSDP2, parameters": fsdp_gathers,
 }
