@@ -12,6 +12,7 @@ from torch import distributed as dist
 
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.frontends.eagerly import eagerly
+from hvd_compress.frontends.fsdp.by_hosts import HostGather
 from hvd_compress.frontends.fsdp.groups import ParamGroup
 from hvd_compress.frontends.fsdp.messages import Finish, Messages, Weights
 
@@ -43,9 +44,21 @@ class AllGatherComm:
 
     travels: Weights | None = None
 
-    def __init__(self, group: ParamGroup, sent: GatheredBytes, before: Callable[[], None]) -> None:
-        """`before`: called before each gather; raises what keeps ranks from one."""
+    def __init__(
+        self,
+        group: ParamGroup,
+        sent: GatheredBytes,
+        before: Callable[[], None],
+        by_hosts: Callable[[], HostGather],
+    ) -> None:
+        """Nothing is communicated yet.
+
+        Args:
+            before: called before each gather; raises what keeps ranks from one.
+            by_hosts: returns what gathers on the CPU, the same for all groups of a model.
+        """
         self._name, self._over, self._bytes, self._before = group.name, group.shard_group, sent, before
+        self._by_hosts = by_hosts
         self._expected = sum(shard.numel for shard in group.every), group.gather_dtype
         self._used: torch.cuda.Event | None = None
 
@@ -85,19 +98,20 @@ class AllGatherComm:
         is_backward = torch._C._current_graph_task_id() != -1
         if is_backward and (finish := self.travels.kept()) is not None:
             return finish
+        return self.travels.gather(shard, group.rank(), partial(self._start, group))
 
-        def start(message: torch.Tensor) -> Messages:
-            messages = message.new_empty(group.size(), message.numel())
-            self._bytes.sent += (group.size() - 1) * message.numel()
-            work: Any = dist.all_gather_into_tensor(messages.view(-1), message, group, async_op=True)
+    def _start(self, group: Any, message: torch.Tensor) -> Messages:
+        self._bytes.sent += (group.size() - 1) * message.numel()
+        if message.is_cpu:
+            return self._by_hosts().start(message)
+        messages = message.new_empty(group.size(), message.numel())
+        work: Any = dist.all_gather_into_tensor(messages.view(-1), message, group, async_op=True)
 
-            def wait() -> torch.Tensor:
-                work.wait()
-                return messages
+        def wait() -> torch.Tensor:
+            work.wait()
+            return messages
 
-            return wait
-
-        return self.travels.gather(shard, group.rank(), start)
+        return wait
 
     def _end(self, finish: Finish, out: torch.Tensor) -> None:
         finish(out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import distributed as dist
@@ -11,6 +12,7 @@ from hvd_compress.compressors import Cast
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.frontends.fsdp.agreement import GatherAgreement
 from hvd_compress.frontends.fsdp.all_gather import AllGatherComm, GatheredBytes
+from hvd_compress.frontends.fsdp.by_hosts import HostGather
 from hvd_compress.frontends.fsdp.encodings import encoding_of
 from hvd_compress.frontends.fsdp.gather_search import GatherSearch
 from hvd_compress.frontends.fsdp.gathers import SEARCHED, Gathers
@@ -42,7 +44,8 @@ class ParameterGathers:
         """
         self.bytes, self._exact = GatheredBytes(), exact
         self.search: GatherSearch | None = None
-        self._comms = [(group, AllGatherComm(group, self.bytes, before)) for group in groups]
+        self._over = groups[0].shard_group
+        self._comms = [(group, AllGatherComm(group, self.bytes, before, lambda: self._by_hosts)) for group in groups]
         self._differences: dict[str, Differences] = {}
         self.use(form)
         for group, comm in self._comms:
@@ -53,6 +56,11 @@ class ParameterGathers:
         self.form = form
         for group, comm in self._comms:
             comm.travels = self._travels(group, form)
+
+    @cached_property
+    def _by_hosts(self) -> HostGather:
+        assert self._over is not None
+        return HostGather(self._over)
 
     def figures(self) -> dict[str, float]:
         """Return what metrics show."""
@@ -65,7 +73,7 @@ class ParameterGathers:
 
     def _travels(self, group: ParamGroup, form: Gathers) -> Weights | None:
         pieces = Pieces.of(group, self._exact)
-        if form.compressor is None or not pieces.few:
+        if form.compressor is None or not pieces.few or group.shard_group is not self._over:
             return None
         if not form.of_differences:
             return Weights(pieces, encoding_of(form.compressor), group.gather_dtype)

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 import hvd_compress
 import hvd_compress.fsdp as hc
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
+from hvd_compress.frontends.fsdp.by_hosts import HostGather, peers
 from hvd_compress.frontends.fsdp.gather_search import GatherSearch
 from hvd_compress.frontends.fsdp.gathers import SEARCHED, Gathers, for_gathers
 from tests.logged import events_of
@@ -92,15 +93,18 @@ def check_two(rank: int) -> None:
 def watched() -> Iterator[list[tuple[int, bool]]]:
     """Yield the bytes that this rank brings to each gather of the block, and whether it is in a backward pass."""
     found: list[tuple[int, bool]] = []
-    call = dist.all_gather_into_tensor
 
-    def seen(out: torch.Tensor, own: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        found.append((own.nbytes, torch._C._current_graph_task_id() != -1))
-        return call(out, own, *arguments, **options)
+    def watch(call: Callable[..., Any]) -> Callable[..., Any]:
+        def seen(first: Any, own: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+            found.append((own.nbytes, torch._C._current_graph_task_id() != -1))
+            return call(first, own, *arguments, **options)
+
+        return seen
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(dist, "all_gather_into_tensor", seen)
-        patched.setattr(dist, "all_gather_single", seen, raising=False)
+        for where, name in ((dist, "all_gather_into_tensor"), (dist, "all_gather_single"), (HostGather, "start")):
+            if hasattr(where, name):
+                patched.setattr(where, name, watch(getattr(where, name)))
         yield found
 
 
@@ -503,9 +507,37 @@ def test_four_ranks() -> None:
 
 
 def check_four(rank: int) -> None:
+    over_hosts(rank)
     for form in FORMS:
         within_a_host(rank, form)
         among_replicas(rank, form)
+
+
+def over_hosts(rank: int) -> None:
+    """Each rank gets the messages of all, however they lie on hosts."""
+    for hosts in ("aabb", "abbb", "abab", "aaaa", "abcd"):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("hvd_compress.frontends.fsdp.by_hosts.host_identity", lambda: hosts[rank])  # noqa: B023
+            gather = HostGather(dist.group.WORLD)  # type: ignore[arg-type]
+        messages = [torch.arange(5, dtype=torch.uint8) + 16 * each for each in range(4)]
+        waits = [gather.start(messages[rank]), gather.start(messages[rank] + 1)]  # one beside another, as by prefetch
+        for more, wait in enumerate(waits):
+            assert torch.equal(wait(), torch.stack(messages) + more), hosts
+
+
+@pytest.mark.parametrize(
+    ("hosts", "own", "across", "within"),
+    [
+        ([7, 7, 8, 8], 1, [3], [0]),
+        ([7, 7, 8, 8, 9, 9], 2, [0, 4], [3]),
+        ([7, 8, 9], 1, [0, 2], []),
+        ([7, 7, 7], 1, [], [0, 2]),
+        ([7, 8, 8], 1, [0, 2], []),
+        ([7, 8, 7, 8], 0, [1, 2, 3], []),
+    ],
+)
+def test_a_message_crosses_a_line_once(hosts: list[int], own: int, across: list[int], within: list[int]) -> None:
+    assert peers(hosts, own) == (across, within)
 
 
 def within_a_host(rank: int, form: Gathers) -> None:
