@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -98,10 +99,10 @@ class ParameterGathers:
         for name, each in self._differences.items():
             each.load(saved.get(name))
 
-    def forget(self) -> None:
-        """Parameters were loaded: gather them exactly."""
-        for each in self._differences.values():
-            each.forget()
+    def forget(self, name: str, *_: Any) -> None:
+        """Parameters of a group were loaded: gather them exactly. All ranks load alike."""
+        if name in self._differences:
+            self._differences[name].forget()
 
 
 def gather(
@@ -141,9 +142,11 @@ def gather(
     if form is None:
         return None, agreement.check
     found = ParameterGathers(every, SEARCHED[0] if form.is_searched else form, exact, agreement.check)
+    for group in every:  # any part of the model may be loaded
+        for module in group.modules:
+            module.register_load_state_dict_post_hook(partial(found.forget, group.name))  # type: ignore[no-untyped-call]
     if form.is_searched:
         found.search = _search(found, shards, groups[0], after, settings)
-    model.register_load_state_dict_post_hook(lambda *_: found.forget())  # type: ignore[no-untyped-call]
     return found, agreement.check
 
 

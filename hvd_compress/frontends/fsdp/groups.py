@@ -99,6 +99,11 @@ class ParamGroup:
         return [shard for shard in self.every if shard.parameter.requires_grad]
 
     @property
+    def modules(self) -> list[torch.nn.Module]:
+        """Those that hold its parameters."""
+        return list(dict.fromkeys(each._module_info.module for each in self._raw.fsdp_params))
+
+    @property
     def ways(self) -> int:
         """Into how many shards its parameters are cut."""
         return self.shard_group.size() if self.shard_group is not None else 1

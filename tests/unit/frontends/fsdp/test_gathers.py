@@ -331,6 +331,10 @@ def loaded(rank: int, mesh: Any) -> None:
     model.load_state_dict(other.state_dict())
     for mine, true in zip(unsharded(model), unsharded(other), strict=True):
         assert torch.equal(mine, true)
+    part = model.blocks[0][0]
+    part.load_state_dict({name: 2 * each for name, each in part.state_dict().items()})
+    for mine, true in zip(unsharded(model)[:2], unsharded(other)[:2], strict=True):
+        assert torch.equal(mine, 2 * true)
 
 
 def resumes(rank: int, mesh: Any) -> None:
