@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -96,6 +96,9 @@ def sharded(task: Task, mesh: DeviceMesh, method: str, seed: int) -> Any:
     policy = MixedPrecisionPolicy(param_dtype=how.dtype, reduce_dtype=how.dtype)
     for module in (*model.blocks, model):
         fully_shard(module, mesh=mesh, mp_policy=policy)
+    order = [model, *model.blocks]
+    for module, following in pairwise(order):  # which makes gathers over gloo asynchronous, where FSDP's own are not
+        module.set_modules_to_forward_prefetch([following])
     if how.gradients is None:
         return model
     return hc.compress(model, how.gradients, feedback=how.feedback, parameters=how.parameters)
