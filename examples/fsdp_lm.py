@@ -19,7 +19,7 @@ import hvd_compress.fsdp as hc
 
 CONTEXT, WIDTH = 64, 128
 STEPS, REPLICAS = (int(word) for word in (*sys.argv[1:3], *("100", "1")[len(sys.argv) - 1 :]))
-PARAMETERS = {"int8": hc.Compression.int8(), "differences": hc.differences(hc.Compression.int4())}.get(sys.argv[-1])
+FORMS = {"exact": None, "int8": hc.Compression.int8(), "differences": hc.differences(hc.Compression.int4())}
 
 
 class LanguageModel(nn.Module):
@@ -42,7 +42,7 @@ torch.manual_seed(0)  # the same model on every rank
 model = LanguageModel()
 for module in (*model.blocks, model):  # the root last
     fully_shard(module, mesh=mesh if REPLICAS > 1 else mesh["shards"])
-hc.compress(model, hc.Compression.int4(), parameters=PARAMETERS)
+hc.compress(model, hc.Compression.int4(), parameters=FORMS[(*sys.argv[3:], "exact")[0]])
 
 sources = b"".join(path.read_bytes() for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")))
 text = torch.frombuffer(bytearray(sources), dtype=torch.uint8)

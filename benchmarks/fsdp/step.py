@@ -2,7 +2,7 @@
 
     python -m benchmarks.fsdp.step --hosts 2 --network 100mbit-5ms                 # HSDP, a replica a host of 2 ranks
     python -m benchmarks.fsdp.step --mesh 4 --methods uncompressed,bf16,int4+gathers-int8,int4+differences-int4
-    python -m benchmarks.fsdp.step --mesh 4 --hosts 4 --methods ...                # 4 hosts of 1 rank
+    python -m benchmarks.fsdp.step --mesh 4 --hosts 4 --methods uncompressed,bf16,int4+gathers-int8
 
 The task is the language model of benchmarks/time_to_accuracy. All methods are trained in one job, in windows, in turns.
 """
@@ -30,7 +30,10 @@ def main(hosts: int, mesh: str, network: str, methods: str, rounds: int, window:
     (job,) = found("benchmarks.fsdp.stepping", wanted, network, hosts=hosts, slots=RANKS // hosts)
     rows = []
     for place, (method, sent) in enumerate(zip(wanted["methods"], job["sent_bytes"], strict=True)):
-        first, second = (ratio_cells([taken[place] / taken[base] for taken in job["rounds"]]) for base in (0, 1))
+        first, second = (
+            ratio_cells([taken[place] / taken[base] for taken in job["rounds"]])
+            for base in (0, min(1, len(wanted["methods"]) - 1))
+        )
         sizes = ["" if each is None else f"{1e-6 * each:.2f}" for each in sent]
         rows.append([method, *sizes, ms(taken[place] for taken in job["rounds"]), *first, second[0]])
     print(table(TITLES, rows))

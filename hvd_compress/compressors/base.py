@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 
 from hvd_compress.buckets.layout import Layout
+from hvd_compress.compressors.encodings import Encoding
 from hvd_compress.errors import located
 from hvd_compress.feedback.states import BucketState, Key
 from hvd_compress.payload import Payload
@@ -131,6 +132,11 @@ class Compressor(ABC):
     functions: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     own_collectives: ClassVar[tuple[str, ...]] = ()
     message_bytes: int = 0
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """How parameters lie in a message of fixed length, rounded to nearest; None where they cannot be sent so."""
+        return None
 
     @abstractmethod
     def wire(self, layout: Layout) -> tuple[Round, ...]:

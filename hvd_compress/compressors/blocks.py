@@ -14,6 +14,7 @@ from hvd_compress.buckets.layout import Layout
 from hvd_compress.checks import MAX_SEED, check_flag, check_whole
 from hvd_compress.compressors.base import MESSAGE_BYTES, Input, Requantizer, Round, each_checked, feedback_of, others_of
 from hvd_compress.compressors.draws import SUM, mixed
+from hvd_compress.compressors.encodings import Encoding, InBlocks
 from hvd_compress.errors import ConfigError, PayloadError
 from hvd_compress.native import BlockCodes, BlockFormat, RandomKey
 from hvd_compress.payload import Payload
@@ -95,6 +96,10 @@ class BlockQuantizer(Requantizer):
     @cached_property
     def format(self) -> BlockFormat:
         return BlockFormat(self.bits, self.block, "ternary" if self.bits == 2 and not self.stochastic else "max")
+
+    @property
+    def encoding(self) -> Encoding | None:
+        return None if self.coded or self.stochastic else InBlocks(self.format)
 
     @property
     def granule(self) -> int:  # type: ignore[override]

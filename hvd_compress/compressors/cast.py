@@ -9,6 +9,7 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.compressors.base import Input, Round, Rounds, SingleRound
+from hvd_compress.compressors.encodings import AsDtype, Encoding
 from hvd_compress.compressors.finite import scale_finite
 from hvd_compress.errors import PayloadError
 from hvd_compress.payload import Payload
@@ -28,6 +29,10 @@ class Cast(SingleRound):
         if self.dtype is None or dtype.itemsize <= self.dtype.itemsize:
             return dtype
         return self.dtype
+
+    @property
+    def encoding(self) -> Encoding | None:
+        return None if self.dtype is None else AsDtype(self.dtype)
 
     def wire(self, layout: Layout) -> tuple[Round, ...]:
         dtype = self.sum_dtype(layout.dtype)

@@ -15,8 +15,11 @@ class Gathers(Protocol):
     def saved(self) -> dict[str, torch.Tensor]:
         """Return what this rank remembers, by module."""
 
+    def require_fits(self, saved: Mapping[str, Any]) -> None:
+        """Raise ConfigError for what saved() has not returned."""
+
     def load(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Go on from what saved() returned. Raises ConfigError for what it has not; nothing has changed then."""
+        """Go on from what saved() returned."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class FrontEnd:
         require_rest: raises UsageError where a call may not come now.
         group: the process group of torch.distributed in which they have met already; None where there is none.
         refuses: what a handle cannot do here, by the name of its method, and why, in words.
-        gathers: what a checkpoint has to hold of parameters that are gathered in few bits; None where there is nothing.
+        gathers: returns what a checkpoint has to hold of gathered parameters; None where that is nothing.
         is_alone: whether this rank exchanges nothing, and never will.
     """
 
@@ -46,5 +49,5 @@ class FrontEnd:
     require_rest: Callable[[str], None] = lambda call: None
     group: Any = None
     refuses: Mapping[str, str] = field(default_factory=dict)
-    gathers: Gathers | None = None
+    gathers: Callable[[], Gathers | None] = lambda: None
     is_alone: bool = False

@@ -241,13 +241,15 @@ class Handle:
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank's compression remembers: residuals and compressors' states, by parameter name.
 
+        Of FSDP2 with parameters=differences(...) also this rank's part of the copies of gathered parameters.
         Where a reduce-scatter of FSDP2 has feedback, by module. Nothing is communicated. Residuals differ from rank to
         rank: save one file a rank to keep them all.
         """
         if not self.session.is_within_step:
             self.session.loss_scale.update()
         state = checkpoint.save(self.session, self.front.rank, self.front.world_size, self.front.shard)
-        return state if self.front.gathers is None else with_gathers(state, self.front.gathers.saved())
+        gathers = self.front.gathers()
+        return state if gathers is None else with_gathers(state, gathers.saved())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what state_dict() gave. Nothing is communicated.
@@ -262,10 +264,13 @@ class Handle:
         if self.front.is_alone and not self.parameters:
             return  # outside of a process set there is nothing to remember
         numels = {name: math.prod(gradient_shape(each)) for name, each in self._all_parameters.items()}
-        front, (state, parameters) = self.front, without_gathers(state)
+        front, (state, copies), gathers = self.front, without_gathers(state), self.front.gathers()
+        own = copies.get(checkpoint.name_of(front.rank, front.world_size) + front.shard, {})
+        if gathers is not None:
+            gathers.require_fits(own)
         checkpoint.load(self.session, state, numels, front.rank, front.world_size, front.shard)
-        if front.gathers is not None:
-            front.gathers.load(parameters.get(checkpoint.name_of(front.rank, front.world_size) + front.shard, {}))
+        if gathers is not None:
+            gathers.load(own)
 
     def gathered_state_dict(self) -> dict[str, Any]:
         """Return on rank 0 what the compression of all ranks remembers, for what saves one file. Collective.

@@ -12,8 +12,8 @@ from torch import distributed as dist
 from hvd_compress.engines.arrivals import describe
 from hvd_compress.errors import CommunicationError, ConfigError
 
-_made: Counter[tuple[int, ...]] = Counter()
-"""By ranks, how often they have compared: all compress models in one order."""
+_made: Counter[str] = Counter()
+"""By ranks and parameters, how often they have compared: all compress such models in one order."""
 
 
 class GatherAgreement:
@@ -22,17 +22,19 @@ class GatherAgreement:
     A few requests to the store's host a rank, whatever the number of ranks.
     """
 
-    def __init__(self, words: str, group: dist.ProcessGroup, timeout_s: float) -> None:
+    def __init__(self, words: str, names: Sequence[str], group: dist.ProcessGroup, timeout_s: float) -> None:
         """Tell the ranks of a group. Waits for none.
 
         Args:
             words: how this rank gathers.
+            names: of the parameters: another model has others, and its ranks compare apart.
             timeout_s: how long check() waits.
         """
         self._words, self._timeout_s = words, timeout_s
         self._ranks = dist.get_process_group_ranks(group)
-        _made[tuple(self._ranks)] += 1
-        name = f"hvd_compress_gathers/{self._ranks}/{_made[tuple(self._ranks)]}"
+        of = f"{self._ranks}/{zlib.crc32(' '.join(names).encode())}"
+        _made[of] += 1
+        name = f"hvd_compress_gathers/{of}/{_made[of]}"
         self._store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
         self._same = f"as/{zlib.crc32(words.encode())}"
         self._is_checked = False

@@ -77,7 +77,7 @@ class AllGatherComm:
         dense = (ways - 1) * input_tensor.nbytes
         self._bytes.dense += dense
         if self.travels is None or group is not self._over:
-            # After a forward pass within a smaller mesh shards are of gathered parameters, on a host that has them all.
+            # With reshard_after_forward=N a backward gather stays within N ranks, and its input is rounded already.
             self._bytes.sent += dense
             work: dist.Work | None = dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
             return work
@@ -114,12 +114,16 @@ class AllGatherComm:
         return wait
 
     def _end(self, finish: Finish, out: torch.Tensor) -> None:
-        finish(out)
+        try:
+            finish(out)
+        except BaseException:
+            out.fill_(torch.nan)  # FSDP goes on with it where a program catches the error
+            raise
         if out.is_cuda:
             self._used = torch.cuda.current_stream(out.device).record_event()
 
     def _wait_for_last(self, out: torch.Tensor) -> None:
-        """What the last gather has left is read after it, whichever stream that was in."""
+        """The copy may have been written on another stream."""
         if self._used is not None:
             torch.cuda.current_stream(out.device).wait_event(self._used)
 

@@ -22,15 +22,15 @@ from hvd_compress.frontends.front_end import FrontEnd
 from hvd_compress.frontends.fsdp.composed import compress as compress_composed
 from hvd_compress.frontends.fsdp.composed import ddp_of
 from hvd_compress.frontends.fsdp.exchange import AllReduceHook, GradientExchange, ReduceScatterComm
-from hvd_compress.frontends.fsdp.gathering import gather
+from hvd_compress.frontends.fsdp.gathering import ParameterGathers, gather
 from hvd_compress.frontends.fsdp.gathers import Gathers, for_gathers
 from hvd_compress.frontends.fsdp.groups import NEEDS, ParamGroup, groups_of, is_in_backward
+from hvd_compress.frontends.fsdp.pieces import checked_patterns
 from hvd_compress.frontends.fsdp.requests import for_replicas, for_shards
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.known import register
 from hvd_compress.frontends.launched import before_wrapping
 from hvd_compress.frontends.original import original_of
-from hvd_compress.policies.auto.policy import Auto
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 from hvd_compress.warned import warn_caller
@@ -41,8 +41,10 @@ _asked: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, ...]] = weakref.We
 """What compress() was called with."""
 _local: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
-SEARCH_STEPS, WARM_UP = 40, 3
-"""Steps before forms of gathers are tried: until auto() has chosen how gradients travel, or memory is allocated."""
+SEARCH_STEPS = 40
+"""Before forms of gathers are tried, where replicas may still try paths of gradients."""
+WARM_UP = 3
+"""Steps before that elsewhere."""
 _REFUSES = {
     "save_plan": "a plan is of whole parameters, and these are sharded: write the compression that `decisions` names",
     "profile_ccr": "FSDP2 is not profiled: profile the same model in a DistributedDataParallel",
@@ -104,24 +106,30 @@ def compress(
     """
     given, model = model, original_of(model)
     check_request(compression)
-    form = None if parameters is None else for_gathers(parameters)
+    form, exact = None if parameters is None else for_gathers(parameters), checked_patterns(exact)
     if isinstance(model, torch.nn.Module) and (ddp := ddp_of(model, make=True)) is not None:
-        if feedback or replicas is not None or parameters is not None:
+        if feedback or replicas is not None or parameters is not None or exact:
             raise ConfigError(
-                "feedback=, replicas= and parameters= are for shards, and replicate() makes none: leave them out"
+                "feedback=, replicas=, parameters= and exact= are for shards, and replicate() makes none: leave them"
+                " out"
             )
         compress_composed(model, ddp, compression)
         return given
     require_sharded(model)
     require_not_local(model)
-    asked = compression, feedback, replicas, parameters, tuple(exact)
+    asked = compression, feedback, replicas, parameters, exact
     if _is_compressed(model, asked):
         return given
     groups = groups_of(model)
     over, scatters = _over(groups, replicas)
     request = (for_shards if scatters else for_replicas)(compression, feedback)
+    if over.size() == 1 and form is not None and form.is_searched and dist.get_world_size() > 1:
+        raise ConfigError(
+            "parameters=auto() is chosen by steps in which gradients are exchanged, and this mesh has one replica: "
+            "call fully_shard() with a mesh of one dimension, or name a form"
+        )
     exchange = _made(model, groups, request, over, scatters)
-    after = SEARCH_STEPS if isinstance(request.policy, Auto) else WARM_UP
+    after = WARM_UP if scatters else SEARCH_STEPS
     exchange.gathers, agree = gather(model, groups, form, exact, settings_of(over), after)
     if exchange.gathers is not None:
         exchange.session.reporting.gathers = exchange.gathers.bytes.take
@@ -134,7 +142,7 @@ def compress(
         partial(_named, weakref.ref(exchange)),
         group=dist.group.WORLD,
         refuses=_REFUSES if _joins_all(groups, over) else {**_REFUSES, **_REFUSES_OF_PART},
-        gathers=exchange.gathers,
+        gathers=partial(_gathers, weakref.ref(exchange)),
     )
     if over.size() == 1:
         warn_caller("one rank exchanges no gradients: nothing of them is compressed")
@@ -215,6 +223,11 @@ def _joins_all(groups: list[ParamGroup], over: dist.ProcessGroup) -> bool:
 def _known(reference: weakref.ref[GradientExchange]) -> dict[str, torch.Tensor]:
     exchange = reference()
     return {} if exchange is None else exchange.stand_ins(frozen=True)
+
+
+def _gathers(reference: weakref.ref[GradientExchange]) -> ParameterGathers | None:
+    exchange = reference()
+    return None if exchange is None else exchange.gathers
 
 
 def _trained(reference: weakref.ref[torch.nn.Module]) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,21 @@ import torch
 from torch import distributed as dist
 
 from hvd_compress.engines.hosts import host_identity
+from hvd_compress.errors import CommunicationError
 from hvd_compress.frontends.fsdp.messages import Messages
+
+_TAGS = 1 << 30
+_of_job: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], HostGather]] = weakref.WeakKeyDictionary()
+"""By the group of all ranks, and the ranks that gather: models that come and go share one connection."""
+
+
+def host_gather(group: dist.ProcessGroup) -> HostGather:
+    """Return what gathers over the ranks of a group. Collective where it is new."""
+    of_ranks = _of_job.setdefault(dist.distributed_c10d._get_default_group(), {})
+    ranks = tuple(dist.get_process_group_ranks(group))
+    if ranks not in of_ranks:
+        of_ranks[ranks] = HostGather(group)
+    return of_ranks[ranks]
 
 
 class HostGather:
@@ -25,7 +40,9 @@ class HostGather:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         """Learn which ranks share a host. Collective."""
-        self._group, self._ranks, self._own = group, dist.get_process_group_ranks(group), group.rank()
+        self._ranks, self._own = dist.get_process_group_ranks(group), group.rank()
+        # Apart from messages of the program, which may have any tag.
+        self._group: Any = dist.new_group(self._ranks, backend="gloo", use_local_synchronization=True)
         self._tag = 0
         own = torch.tensor([zlib.crc32(host_identity().encode())])
         found = torch.empty(len(self._ranks), dtype=own.dtype)
@@ -36,37 +53,49 @@ class HostGather:
         """Begin to gather messages, this rank's being (nbytes,) uint8."""
         messages = message.new_empty(len(self._ranks), message.numel())
         messages[self._own] = message
-        self._tag += 1
-        works = self._exchange({rank: (message, messages[rank]) for rank in self._across})
+        self._tag = (self._tag + 1) % _TAGS
+        tag = self._tag  # another gather may begin before this one ends, and on other ranks after it
+        started = self._exchange({rank: (message, messages[rank]) for rank in self._across}, tag)
 
         def wait() -> torch.Tensor:
-            _wait(works)
-            self._share(messages)
+            self._wait(started)
+            self._share(messages, tag)
             return messages
 
         return wait
 
-    def _share(self, messages: torch.Tensor) -> None:
+    def _share(self, messages: torch.Tensor, tag: int) -> None:
         """Give the ranks of this host what this one has, and take what they have."""
         if not self._within:
             return
         mine = sorted([self._own, *self._across])
         sent = messages[mine]
         theirs = {rank: torch.empty_like(sent) for rank in self._within}
-        _wait(self._exchange({rank: (sent, into) for rank, into in theirs.items()}))
+        self._wait(self._exchange({rank: (sent, into) for rank, into in theirs.items()}, tag))
         for rank, into in theirs.items():
             messages[[each + rank - self._own for each in mine]] = into
 
-    def _exchange(self, parts: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> list[Any]:
-        works = [dist.irecv(into, self._ranks[rank], self._group, self._tag) for rank, (_, into) in parts.items()]
-        return works + [dist.isend(own, self._ranks[rank], self._group, self._tag) for rank, (own, _) in parts.items()]
+    def _exchange(self, parts: dict[int, tuple[torch.Tensor, torch.Tensor]], tag: int) -> list[tuple[int, Any]]:
+        """Send each rank the first of two tensors, and receive the second. Return what to wait for, with the rank."""
+        numbers = {rank: self._ranks[rank] for rank in parts}
+        received = [(n, dist.irecv(parts[rank][1], n, self._group, tag)) for rank, n in numbers.items()]
+        return received + [(n, dist.isend(parts[rank][0], n, self._group, tag)) for rank, n in numbers.items()]
+
+    def _wait(self, works: Sequence[tuple[int, Any]]) -> None:
+        for rank, work in works:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise CommunicationError(
+                    f"gathering parameters with rank {rank} failed: {error}. That rank may have ended; see its output"
+                ) from error
 
 
 def peers(hosts: Sequence[int], own: int) -> tuple[list[int], list[int]]:
-    """Return the ranks that one exchanges messages with, and then those with which it shares what it has.
+    """Return the ranks that one exchanges messages with, and then those that it shares what it has with.
 
-    Where hosts have equally many ranks, one after another, those of other hosts at the same place, and those of this
-    host; else all others, and none.
+    Where hosts have equally many ranks, numbered host by host, the first are those at the same place of other hosts,
+    and the second those of its own host. Elsewhere it exchanges messages with all, and shares nothing.
 
     Args:
         hosts: by rank, a number that is the same on one host alone.
@@ -78,8 +107,3 @@ def peers(hosts: Sequence[int], own: int) -> tuple[list[int], list[int]]:
     first = own - own % size
     across = [rank for rank in range(own % size, len(hosts), size) if rank != own]
     return across, [rank for rank in range(first, first + size) if rank != own]
-
-
-def _wait(works: Sequence[Any]) -> None:
-    for work in works:
-        work.wait()

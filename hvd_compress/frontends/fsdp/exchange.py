@@ -87,6 +87,12 @@ class GradientExchange:
         return tuple(shard.name for shard in self._groups[bucket].shards)
 
     @property
+    def _words(self) -> str:
+        """What ranks compare before their first exchange."""
+        mesh = "FSDP with shards among these ranks" if self.scatters else "FSDP with replicas on these ranks"
+        return mesh if self.gathers is None else f"{mesh}, parameters gathered as {self.gathers.asked}"
+
+    @property
     def shard(self) -> str:
         """Of which parts of the parameters residuals are on this rank, behind its name in a checkpoint."""
         group = next(iter(self._groups.values()))
@@ -217,7 +223,7 @@ class GradientExchange:
 
     def _open(self) -> None:
         layouts = [self._layout(bucket) for bucket in self._groups]
-        self.session.open([name for layout in layouts for name in layout.names], options=_words(self.scatters))
+        self.session.open([name for layout in layouts for name in layout.names], options=self._words)
         if self.scatters:
             self._compare_shards()
         as_before = self.session.loaded.cuts
@@ -254,6 +260,8 @@ class GradientExchange:
                     "have: call set_reduce_scatter_unused_params(True) of the root module where a step leaves modules "
                     "out, and call backward() once for all modules"
                 )
+            if self.gathers is not None:
+                self.session.reporting.take(self.gathers.figures())
             self.session.end_step()
             for number, layout in enumerate(self.session.buckets.layouts):
                 result = self.session.result(number) if self.scatters else self._flats[layout.names]
@@ -268,8 +276,12 @@ class GradientExchange:
             if self.session.buckets.remember:
                 self._unused.exchanged()
             if self.gathers is not None:
-                self.gathers.end_step()
-                self.session.reporting.take(self.gathers.figures())
+                self.gathers.end_step(self._slowest)
+
+    def _slowest(self, seconds: Sequence[float]) -> list[float]:
+        """Return the largest of each over all ranks. Collective."""
+        of_ranks = self.session.gathering.figures(seconds, "how long steps took")
+        return [max(each) for each in zip(*of_ranks, strict=True)]
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
@@ -365,7 +377,3 @@ class _Tensors(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._shards)
-
-
-def _words(scatters: bool) -> str:
-    return "FSDP with shards among these ranks" if scatters else "FSDP with replicas on these ranks"

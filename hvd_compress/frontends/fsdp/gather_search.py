@@ -10,6 +10,8 @@ from statistics import median
 import torch
 from torch import distributed as dist
 
+Agree = Callable[[Sequence[float]], Sequence[float]]
+
 log = logging.getLogger("hvd_compress")
 
 WINDOW = 4
@@ -21,7 +23,7 @@ MARGIN = 0.03
 class GatherSearch:
     """Tries forms in turns, forward and then backward, so that what drifts affects all alike; then keeps the best.
 
-    Times are agreed on once, at the end, by one all-reduce over FSDP's own group, so all ranks choose alike.
+    Times are agreed on once, at the end: the slowest of all ranks counts, so all choose alike.
 
     Attributes:
         reason: why the form was chosen, in words; empty until then.
@@ -55,8 +57,12 @@ class GatherSearch:
         self.reason = ""
         use(self._steps[0])
 
-    def end_step(self) -> None:
-        """A step is over, on all ranks: go on with the next one's form."""
+    def end_step(self, agree: Agree) -> None:
+        """A step is over, on all ranks: go on with the next one's form.
+
+        Args:
+            agree: returns the largest of each of some figures over the ranks that gather apart, as replicas do.
+        """
         if self.choice is not None:
             return
         now_s = self._clock()
@@ -66,13 +72,13 @@ class GatherSearch:
         if done < len(self._steps):
             self._use(self._steps[done])
             return
-        self._choose()
+        self._choose(agree)
 
-    def _choose(self) -> None:
+    def _choose(self, agree: Agree) -> None:
         slowest = torch.tensor(self._taken_s, dtype=torch.float32, device=self._device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX, group=self._group)
         by_form: list[list[float]] = [[] for _ in self._forms]
-        for form, counts, taken_s in zip(self._steps, self._counts, slowest.tolist(), strict=True):
+        for form, counts, taken_s in zip(self._steps, self._counts, agree(slowest.tolist()), strict=True):
             if counts:
                 by_form[form].append(taken_s)
         found_s = [median(each) for each in by_form]

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from hvd_compress.compressors import Cast
+from hvd_compress.compressors.encodings import AsDtype
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.frontends.fsdp.agreement import GatherAgreement
 from hvd_compress.frontends.fsdp.all_gather import AllGatherComm, GatheredBytes
-from hvd_compress.frontends.fsdp.by_hosts import HostGather
-from hvd_compress.frontends.fsdp.encodings import encoding_of
-from hvd_compress.frontends.fsdp.gather_search import GatherSearch
+from hvd_compress.frontends.fsdp.by_hosts import HostGather, host_gather
+from hvd_compress.frontends.fsdp.gather_search import Agree, GatherSearch
 from hvd_compress.frontends.fsdp.gathers import SEARCHED, Gathers
 from hvd_compress.frontends.fsdp.groups import ParamGroup, groups_of
 from hvd_compress.frontends.fsdp.messages import Differences, Weights
 from hvd_compress.frontends.fsdp.pieces import Pieces, check_patterns, require_untied
+from hvd_compress.native.blocks import MAX_BLOCK
 from hvd_compress.settings import Settings
 
 
@@ -28,12 +28,18 @@ class ParameterGathers:
 
     Attributes:
         form: how parameters travel.
+        asked: what the program has asked for, in words that ranks compare.
         bytes: what was sent.
         search: of the form in which they travel, where that is chosen by real steps.
     """
 
     def __init__(
-        self, groups: Sequence[ParamGroup], form: Gathers, exact: Sequence[str], before: Callable[[], None]
+        self,
+        groups: Sequence[ParamGroup],
+        form: Gathers,
+        exact: Sequence[str],
+        asked: str,
+        before: Callable[[], None],
     ) -> None:
         """Nothing is communicated yet.
 
@@ -41,11 +47,13 @@ class ParameterGathers:
             groups: all that FSDP gathers, of which require_gathers() refuses none.
             form: how parameters travel; at first, where that is searched.
             exact: patterns of the names of parameters that travel as they are.
+            asked: as the attribute.
             before: called before each gather; raises what keeps ranks from one.
         """
         self.bytes, self._exact = GatheredBytes(), exact
         self.search: GatherSearch | None = None
         self._over = groups[0].shard_group
+        self.asked = asked
         self._comms = [(group, AllGatherComm(group, self.bytes, before, lambda: self._by_hosts)) for group in groups]
         self._differences: dict[str, Differences] = {}
         self.use(form)
@@ -61,41 +69,45 @@ class ParameterGathers:
     @cached_property
     def _by_hosts(self) -> HostGather:
         assert self._over is not None
-        return HostGather(self._over)
+        return host_gather(self._over)
 
     def figures(self) -> dict[str, float]:
         """Return what metrics show."""
         return {f"gathers/{self.form.words}": 1.0}
 
-    def end_step(self) -> None:
-        """A step is over."""
+    def end_step(self, agree: Agree) -> None:
+        """A step is over, on all ranks.
+
+        Args:
+            agree: as GatherSearch.end_step().
+        """
         if self.search is not None:
-            self.search.end_step()
+            self.search.end_step(agree)
 
     def _travels(self, group: ParamGroup, form: Gathers) -> Weights | None:
         pieces = Pieces.of(group, self._exact)
-        if form.compressor is None or not pieces.few or group.shard_group is not self._over:
+        if form.encoding is None or not pieces.few or group.shard_group is not self._over:
             return None
+        if form.encoding.nbytes(MAX_BLOCK) >= MAX_BLOCK * group.gather_dtype.itemsize:
+            return None  # as few bits already
         if not form.of_differences:
-            return Weights(pieces, encoding_of(form.compressor), group.gather_dtype)
-        found = Differences(pieces, encoding_of(form.compressor), group.gather_dtype)
+            return Weights(pieces, form.encoding, group.gather_dtype)
+        found = Differences(pieces, form.encoding, group.gather_dtype)
         self._differences[group.name] = found
         return found
 
     def saved(self) -> dict[str, torch.Tensor]:
         """Return this rank's parts of the copies of differences, by group."""
-        found = {name: each.saved() for name, each in self._differences.items()}
-        return {name: part for name, part in found.items() if part is not None}
+        return {name: each.saved() for name, each in self._differences.items()}
+
+    def require_fits(self, saved: Mapping[str, Any]) -> None:
+        """Raise ConfigError for what saved() has not returned, of these parameters."""
+        for name, part in saved.items():
+            if name in self._differences:  # else it is gathered in another form now, which remembers nothing
+                self._differences[name].require_fits(name, part)
 
     def load(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Go on from what saved() returned, on all ranks; what is missing is gathered exactly at first.
-
-        Raises ConfigError where it is of other modules, or of other parameters; nothing has changed then.
-        """
-        for name, part in saved.items():
-            if name not in self._differences:
-                continue  # gathered in another form now, which remembers nothing
-            self._differences[name].require_fits(name, part)
+        """Go on from what saved() returned, on all ranks; what is missing is gathered exactly at first."""
         for name, each in self._differences.items():
             each.load(saved.get(name))
 
@@ -118,7 +130,7 @@ def gather(
     Args:
         groups: those with trainable parameters.
         exact: as compress().
-        after: steps that gradients need for a search of their own, before that of a form.
+        after: steps before forms are tried, where auto() chooses one.
 
     Returns:
         The gathers, and what compares them with other ranks' before the first: all ranks call it.
@@ -130,34 +142,31 @@ def gather(
     if form is None and exact:
         raise ConfigError("exact= names parameters that travel as they are, and without parameters= all do: leave it")
     if shards is None or shards.size() == 1:
-        if form is not None:
+        if form is not None and dist.get_world_size() > 1:
             raise ConfigError("parameters= is for shards, and each rank has all parameters: leave it out")
         return None, lambda: None
+    if form is not None and form.is_searched and not settings.adapt:
+        form = SEARCHED[-1]  # nothing may be measured, and this sends the fewest bytes
     words = "as FSDP does" if form is None else "; ".join([form.words, *(f"{each} exactly" for each in exact)])
     if form is not None:
         require_untied(model, every)
         for group in every:
             require_gathers(group)
-    agreement = GatherAgreement(words, shards, settings.timeout_s)
+    names = [f"{shard.name} {shard.padded}" for group in every for shard in group.every]
+    agreement = GatherAgreement(words, names, shards, settings.timeout_s)
     if form is None:
         return None, agreement.check
-    found = ParameterGathers(every, SEARCHED[0] if form.is_searched else form, exact, agreement.check)
+    found = ParameterGathers(every, SEARCHED[0] if form.is_searched else form, exact, words, agreement.check)
     for group in every:  # any part of the model may be loaded
-        for module in group.modules:
+        for module in group.holders:
             module.register_load_state_dict_post_hook(partial(found.forget, group.name))  # type: ignore[no-untyped-call]
     if form.is_searched:
-        found.search = _search(found, shards, groups[0], after, settings)
+        found.search = _search(found, shards, groups[0], after)
     return found, agreement.check
 
 
-def _search(
-    gathers: ParameterGathers, over: dist.ProcessGroup, group: ParamGroup, after: int, settings: Settings
-) -> GatherSearch | None:
-    """Return a search of the form; None where nothing may be measured, and what sends the fewest bytes is taken."""
-    forms = [form for form in SEARCHED if group.gather_dtype == torch.float32 or not isinstance(form.compressor, Cast)]
-    if not settings.adapt:
-        gathers.use(forms[-1])
-        return None
+def _search(gathers: ParameterGathers, over: dist.ProcessGroup, group: ParamGroup, after: int) -> GatherSearch:
+    forms = [form for form in SEARCHED if form.encoding != AsDtype(group.gather_dtype)]
     words = [form.words for form in forms]
     return GatherSearch(words, lambda number: gathers.use(forms[number]), over, group.device, after)
 

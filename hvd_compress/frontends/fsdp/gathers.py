@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hvd_compress.compressors import BlockQuantizer, Cast
+from hvd_compress.compressors import Cast
+from hvd_compress.compressors.encodings import AsDtype, Encoding, InBlocks
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.frontends.asked import check_request
-from hvd_compress.policies.auto.policy import Auto as AutoSettings
+from hvd_compress.native import BlockFormat
+from hvd_compress.policies import Auto
 from hvd_compress.request.request import Request
 
 CARRIED = "int8(), int4(), bf16(), dense() or auto(), or differences(int4())"
-_BITS = (8, 4)
+_ENCODINGS = (AsDtype(torch.bfloat16), *(InBlocks(BlockFormat(bits, 64 << n)) for bits in (8, 4) for n in range(5)))
+"""What was measured, of those that there are."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +26,13 @@ class Gathers:
     """How parameters travel when FSDP gathers them.
 
     Attributes:
-        compressor: rounds them, to nearest, so that each gather of the same weights gives the same; None leaves them
-            as FSDP sends them.
+        encoding: rounds them, to nearest, so that each gather of the same weights gives the same; None leaves them as
+            FSDP sends them.
         of_differences: whether what is rounded is the difference from what was gathered last.
         is_searched: whether one of SEARCHED is chosen by real steps.
     """
 
-    compressor: BlockQuantizer | Cast | None = None
+    encoding: Encoding | None = None
     of_differences: bool = False
     is_searched: bool = False
 
@@ -37,12 +41,9 @@ class Gathers:
         """What ranks compare, and what is shown."""
         if self.is_searched:
             return "whatever makes steps shortest"
-        if self.compressor is None:
+        if self.encoding is None:
             return "exactly"
-        if isinstance(self.compressor, Cast):
-            return "bf16"
-        form = f"int{self.compressor.bits} in blocks of {self.compressor.block}"
-        return f"differences as {form}" if self.of_differences else form
+        return f"differences as {self.encoding.words}" if self.of_differences else self.encoding.words
 
 
 def differences(compression: Request) -> Gathers:
@@ -60,10 +61,11 @@ def differences(compression: Request) -> Gathers:
         ConfigError: this is no compression.
         UnsupportedError: one that differences do not take.
     """
-    found = for_gathers(compression)
-    if not isinstance(found.compressor, BlockQuantizer):
-        raise UnsupportedError("differences() takes few bits: pass int4() or int8(); bf16() and dense() go without it")
-    return Gathers(found.compressor, of_differences=True)
+    check_request(compression)
+    encoding = compression.compressor.encoding
+    if encoding not in _ENCODINGS or not encoding.takes_differences:
+        raise UnsupportedError(f"differences() takes int4() or int8(), not {compression.compressor}: pass one of them")
+    return Gathers(for_gathers(compression).encoding, of_differences=True)
 
 
 def for_gathers(asked: Any) -> Gathers:
@@ -75,26 +77,35 @@ def for_gathers(asked: Any) -> Gathers:
     """
     if isinstance(asked, Gathers):
         return asked
-    check_request(asked)
+    if asked is differences:
+        raise ConfigError("differences is a function: call it, as in differences(Compression.int4())")
+    if inspect.isfunction(asked):
+        check_request(asked)
+    if not isinstance(asked, Request):
+        raise ConfigError(f"parameters={asked!r} is no compression: pass {CARRIED} of Compression")
     compressor, policy = asked.compressor, asked.policy
-    if isinstance(policy, AutoSettings) and policy == AutoSettings():
+    if not asked.feedback.keeps_all:
+        raise ConfigError(
+            "with_feedback() schedules error feedback, and gathers have none: leave it out of parameters="
+        )
+    if any(getattr(asked, word) != "auto" for word in ("collective", "algorithm", "engine", "device")):
+        raise ConfigError("FSDP gathers parameters in one way, over its own group: leave by() out of parameters=")
+    if policy == Auto():
         return Gathers(is_searched=True)
     if policy is not None:
         raise UnsupportedError(f"parameters= takes no policy, such as {type(policy).__name__}: pass {CARRIED}")
-    if any(getattr(asked, word) != "auto" for word in ("collective", "algorithm", "engine", "device")):
-        raise ConfigError("FSDP gathers parameters in one way, over its own group: leave by() out of parameters=")
-    if isinstance(compressor, Cast) and compressor.dtype in (None, torch.bfloat16):
-        return Gathers(compressor if compressor.dtype else None)
-    if not isinstance(compressor, BlockQuantizer) or compressor.bits not in _BITS:
-        raise UnsupportedError(f"parameters= does not take {compressor}: pass {CARRIED}")
-    if compressor.coded:
+    if compressor == Cast():
+        return Gathers()
+    if getattr(compressor, "coded", False):
         raise UnsupportedError("gathers have one length on all ranks, and codes have not: leave coded=True out")
-    if compressor.stochastic:
+    if getattr(compressor, "stochastic", False):
         raise UnsupportedError(
             "parameters are rounded to nearest, so that both passes of a step see the same: leave stochastic=True out"
         )
-    return Gathers(compressor)
+    if compressor.encoding not in _ENCODINGS:
+        raise UnsupportedError(f"parameters= does not take {compressor}: pass {CARRIED}")
+    return Gathers(compressor.encoding)
 
 
-SEARCHED = (Gathers(), Gathers(Cast(torch.bfloat16)), Gathers(BlockQuantizer(8)))
+SEARCHED = (Gathers(), Gathers(AsDtype(torch.bfloat16)), Gathers(InBlocks(BlockFormat(8))))
 """What auto() chooses from: what loses more, later. None takes memory, as differences() does."""

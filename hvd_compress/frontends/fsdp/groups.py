@@ -1,4 +1,4 @@
-"""All that is read of torch's FSDP2 beyond its public functions: which parameters are reduced together, and over whom.
+"""All that is read of torch's FSDP2 beyond its public functions: which parameters travel together, and over whom.
 
 As of torch 2.13 and 2.15: `FSDPState._fsdp_param_groups`, and of those and of their parameters what `ParamGroup` reads.
 """
@@ -99,8 +99,14 @@ class ParamGroup:
         return [shard for shard in self.every if shard.parameter.requires_grad]
 
     @property
-    def modules(self) -> list[torch.nn.Module]:
-        """Those that hold its parameters."""
+    def modules(self) -> tuple[torch.nn.Module, ...]:
+        """Those that fully_shard() was given together."""
+        found: tuple[torch.nn.Module, ...] = self._raw.modules
+        return found
+
+    @property
+    def holders(self) -> list[torch.nn.Module]:
+        """The modules within them that hold its parameters."""
         return list(dict.fromkeys(each._module_info.module for each in self._raw.fsdp_params))
 
     @property

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from hvd_compress.compressors.encodings import ALIGN, AsDtype, Encoding, aligned
 from hvd_compress.errors import ConfigError
-from hvd_compress.frontends.fsdp.encodings import ALIGN, AsDtype, Encoding, aligned
 from hvd_compress.frontends.fsdp.pieces import Pieces
 
+FAR = 0.25
+"""Where a difference has this share of the parameters' norm, as after another model's weights were written, they are
+gathered exactly: steps of training move them by less."""
 Messages = Callable[[], torch.Tensor]
 """Waits for the messages of all ranks, and returns them, (ways, nbytes) uint8."""
 Start = Callable[[torch.Tensor], Messages]
@@ -81,15 +85,12 @@ class Weights:
 
     def gather(self, shard: torch.Tensor, rank: int, start: Start) -> Finish:
         """Begin to gather shards, this rank's being (numel,)."""
-        messages = start(self._message.pack(*self._parts(shard)))
+        messages = start(self._message.pack(*self._pieces.split(shard)))
         return lambda out: self._read(messages(), out)
 
     def kept(self) -> Finish | None:
         """Return what gives the parameters of the last gather once more, without another; None where nothing does."""
         return None
-
-    def _parts(self, shard: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._pieces.joined(shard, self._pieces.few), self._pieces.joined(shard, self._pieces.exact)
 
     def _read(self, messages: torch.Tensor, out: torch.Tensor) -> None:
         if not self._pieces.exact:
@@ -103,37 +104,42 @@ class Weights:
 class Differences(Weights):
     """What is sent of a group's parameters is their difference from the copy that all ranks have.
 
-    The copy, (ways, numel of few bits), holds what was gathered last. The first gather makes it: of exact parameters,
-    or of what each rank had in its part of the copy when a checkpoint was saved.
+    The copy, (ways, numel of few bits), holds what was gathered last. Each message says in a trailer whether its rank
+    wants exact parameters, and how many gathers it has taken part in. Where one rank wants them, or ranks have not
+    taken part in equally many, as after an error on some, all gather once more, exactly, and so make the copy anew.
     """
 
     def __init__(self, pieces: Pieces, encoding: Encoding, dtype: torch.dtype) -> None:
         super().__init__(pieces, encoding, dtype)
+        self._message = Message(pieces, encoding, dtype, spare=ALIGN)
         self._first = Message(pieces, AsDtype(dtype), dtype, spare=ALIGN)
+        self._dtype = dtype
         self._copy: torch.Tensor | None = None
         self._exact: torch.Tensor  # as gathered last, (ways, numel of what travels as it is)
         self._loaded: torch.Tensor | None = None
-        self._rank = 0
+        self._rank = self._count = 0
 
     def gather(self, shard: torch.Tensor, rank: int, start: Start) -> Finish:
-        few, exact = self._parts(shard)
-        if self._copy is None:
-            self._rank = rank
-            self._copy, has_moved = self._made_copy(few, exact, start)
-            if not has_moved:
-                return self._write
-        messages = start(self._message.pack(few - self._copy[rank], exact))
-        return lambda out: self._read(messages(), out)
+        few, exact = self._pieces.split(shard)
+        self._rank = rank
+        messages = start(self._packed(few, exact))
+        return lambda out: self._end(few, exact, messages(), start, out)
 
     def kept(self) -> Finish | None:
         return None if self._copy is None else self._write
 
-    def saved(self) -> torch.Tensor | None:
-        """Return this rank's part of the copy, on the CPU; None where there is none."""
-        return self._loaded if self._copy is None else self._copy[self._rank].to("cpu", copy=True)
+    def saved(self) -> torch.Tensor:
+        """Return this rank's part of the copy, on the CPU; NaN where there is none, so that it can be loaded into."""
+        if self._copy is not None:
+            return self._copy[self._rank].to("cpu", copy=True)
+        if self._loaded is not None:
+            return self._loaded
+        return torch.full((self._pieces.few_numel,), torch.nan, dtype=self._dtype)
 
-    def require_fits(self, name: str, saved: torch.Tensor) -> None:
+    def require_fits(self, name: str, saved: Any) -> None:
         """Raise ConfigError for what is no part of the copy of these parameters, those of module `name`."""
+        if not isinstance(saved, torch.Tensor):
+            raise ConfigError(f"the copy of {name} is a {type(saved).__name__}: load what state_dict() returned")
         if saved.numel() != self._pieces.few_numel:
             raise ConfigError(
                 f"the copy of {name} has {saved.numel()} elements instead of {self._pieces.few_numel}: load what was "
@@ -142,12 +148,38 @@ class Differences(Weights):
 
     def load(self, saved: torch.Tensor | None) -> None:
         """Make the copy anew in the next gather, with this in this rank's part; None for exact parameters."""
-        self._copy, self._loaded = None, None if saved is None else saved.detach().clone()
+        is_one = saved is not None and not bool(saved.isnan().all())
+        self._copy, self._loaded = None, saved.detach().clone() if saved is not None and is_one else None
 
     def forget(self) -> None:
-        """Parameters were written otherwise than by training: gather them exactly, unless there is no copy yet."""
-        if self._copy is not None:
-            self._copy = None
+        """Parameters were loaded: gather them exactly. What load() has brought and no gather has used yet stays."""
+        self._copy = None
+
+    def _packed(self, few: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+        """Return the message of a difference; of nothing where there is no copy."""
+        change = torch.zeros_like(few) if self._copy is None else few - self._copy[self._rank]
+        message = self._message.pack(change, exact)
+        trailer = message[-ALIGN:].view(torch.int64)
+        trailer[0] = self._count
+        trailer[1] = self._copy is None
+        if self._copy is not None:  # on a GPU without waiting for it
+            trailer[1] = change.norm() > FAR * few.norm()
+        return message
+
+    def _end(
+        self, few: torch.Tensor, exact: torch.Tensor, messages: torch.Tensor, start: Start, out: torch.Tensor
+    ) -> None:
+        counts, wants = messages[:, -ALIGN:].contiguous().view(torch.int64).T.tolist()
+        if len(set(counts)) > 1 or any(wants):
+            self._copy, has_moved = self._made_copy(few, exact, start)
+            if has_moved:
+                self._take(start(self._packed(few, exact))())
+        else:
+            self._take(messages)
+        self._count = max(counts) + 1
+        self._write(out)
+        assert self._copy is not None
+        torch.nan_to_num_(self._copy, 0.0, 0.0, 0.0)  # what is not finite is so in this gather alone
 
     def _made_copy(self, few: torch.Tensor, exact: torch.Tensor, start: Start) -> tuple[torch.Tensor, bool]:
         """Return the copy, and whether it is of a checkpoint, after which parameters have moved; same on all ranks."""
@@ -155,20 +187,18 @@ class Differences(Weights):
         message = self._first.pack(few if loaded is None else loaded.to(few), exact)
         message[-ALIGN:] = loaded is not None
         messages = start(message)()
-        with torch.inference_mode(False):  # as training goes on with it
+        with torch.inference_mode(False):  # an inference tensor could not be updated in training
             copy = few.new_empty(messages.shape[0], few.numel())
         self._first.read_few(messages, copy)
         self._exact = self._first.exact_of(messages).clone()
         return copy, bool(messages[:, -ALIGN:].any())
 
-    def _read(self, messages: torch.Tensor, out: torch.Tensor) -> None:
+    def _take(self, messages: torch.Tensor) -> None:
         assert self._copy is not None
         change = torch.empty_like(self._copy)
         self._message.read_few(messages, change)
         self._copy += change
         self._exact = self._message.exact_of(messages).clone()
-        self._write(out)
-        torch.nan_to_num_(self._copy, 0.0, 0.0, 0.0)  # what is not finite is so in this gather alone
 
     def _write(self, out: torch.Tensor) -> None:
         assert self._copy is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -55,11 +56,9 @@ class Pieces:
     def exact_numel(self) -> int:
         return _numel(self.exact)
 
-    def joined(self, values: torch.Tensor, parts: Sequence[slice]) -> torch.Tensor:
-        """Return some parts of the values (numel,) one after another: a view where they are all, else a copy."""
-        if _numel(parts) == values.numel():
-            return values
-        return torch.cat([values[part] for part in parts]) if parts else values[:0]
+    def split(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what of the values (numel,) travels in few bits, (few_numel,), and the rest, (exact_numel,)."""
+        return _joined(values, self.few), _joined(values, self.exact)
 
     def spread(self, few: torch.Tensor, exact: torch.Tensor, out: torch.Tensor) -> None:
         """Write few (ways, few_numel) and exact (ways, exact_numel) to their places in `out` (ways, numel)."""
@@ -77,10 +76,15 @@ def is_exact(shard: Shard, patterns: Sequence[str]) -> bool:
     return whole.dim() < 2 or whole.numel() < FEWEST or any(fnmatch.fnmatchcase(shard.name, each) for each in patterns)
 
 
+def checked_patterns(exact: Any) -> tuple[str, ...]:
+    """Return patterns of names. Raises ConfigError for what is none."""
+    if isinstance(exact, Sequence) and not isinstance(exact, str) and all(isinstance(each, str) for each in exact):
+        return tuple(exact)
+    raise ConfigError(f"exact={exact!r} are no names: pass a list of patterns, such as ['embed.*']")
+
+
 def check_patterns(groups: Sequence[ParamGroup], patterns: Sequence[str]) -> None:
-    """Raise ConfigError where patterns of names are none, or one matches no parameter."""
-    if isinstance(patterns, str) or not all(isinstance(each, str) for each in patterns):
-        raise ConfigError(f"exact={patterns!r} are no names: pass a list of patterns, such as ['embed.*']")
+    """Raise ConfigError where a pattern matches no parameter."""
     names = [shard.name for group in groups for shard in group.every]
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
@@ -90,7 +94,7 @@ def check_patterns(groups: Sequence[ParamGroup], patterns: Sequence[str]) -> Non
 def require_untied(model: torch.nn.Module, groups: Sequence[ParamGroup]) -> None:
     """Raise ConfigError where a parameter of one group is used by a module of another: it would be gathered twice."""
     owners = {id(each): (group, shard) for group in groups for shard in group.every for each in shard.known}
-    modules = {id(group.module): group for group in groups}
+    modules = {id(module): group for group in groups for module in group.modules}
     for name, module in model.named_modules(remove_duplicate=False):
         for parameter in module.parameters(recurse=False):
             owner = owners.get(id(parameter))
@@ -109,6 +113,13 @@ def _within(model: torch.nn.Module, name: str, groups: Mapping[int, ParamGroup])
         module = getattr(module, part)
         found = groups.get(id(module), found)
     return found
+
+
+def _joined(values: torch.Tensor, parts: Sequence[slice]) -> torch.Tensor:
+    """Return parts of the values one after another: a view where they are all, else a copy."""
+    if _numel(parts) == values.numel():
+        return values
+    return torch.cat([values[part] for part in parts]) if parts else values[:0]
 
 
 def _numel(parts: Sequence[slice]) -> int:

@@ -58,7 +58,7 @@ class Rounded:
         if not few:
             return
         own, before = (torch.cat(parts) for parts in zip(*few, strict=True))
-        found, form = torch.empty_like(own), self._form.compressor.format  # type: ignore[union-attr]
+        found, form = torch.empty_like(own), self._form.encoding.format  # type: ignore[union-attr]
         block_sum([block_quantize(own - before, None, form)], found, form, 1.0)
         for (part, _), value in zip(few, torch.split(before + found, [each.numel() for each, _ in few]), strict=True):
             part.copy_(value)

@@ -36,7 +36,8 @@ class Model(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(BLOCKS)
+            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.LayerNorm(WIDTH))
+            for _ in range(BLOCKS)
         )
         self.head = nn.Linear(WIDTH, WORDS)
         self.is_reversed = False

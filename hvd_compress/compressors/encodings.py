@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from hvd_compress import native
-from hvd_compress.compressors import BlockQuantizer, Cast
 from hvd_compress.native import BlockCodes, BlockFormat
 
 ALIGN = 16
@@ -16,7 +16,15 @@ ALIGN = 16
 
 
 class Encoding(ABC):
-    """Writes elements to bytes and reads them back, the same on every rank, to the bit."""
+    """Writes elements to bytes and reads them back, the same on every rank, to the bit.
+
+    Attributes:
+        words: what it is called.
+        takes_differences: whether it rounds small values as well as large ones.
+    """
+
+    words: str
+    takes_differences: ClassVar[bool] = False
 
     @abstractmethod
     def nbytes(self, numel: int) -> int:
@@ -37,6 +45,10 @@ class AsDtype(Encoding):
 
     dtype: torch.dtype
 
+    @property
+    def words(self) -> str:  # type: ignore[override]
+        return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(self.dtype, str(self.dtype))
+
     def nbytes(self, numel: int) -> int:
         return numel * self.dtype.itemsize
 
@@ -52,6 +64,11 @@ class InBlocks(Encoding):
     """Whole numbers in units of a bf16 scale for each block, rounded to nearest: BlockQuantizer says how."""
 
     format: BlockFormat
+    takes_differences = True
+
+    @property
+    def words(self) -> str:  # type: ignore[override]
+        return f"int{self.format.bits} in blocks of {self.format.block}"
 
     def nbytes(self, numel: int) -> int:
         return self.format.nbytes(numel)
@@ -65,14 +82,6 @@ class InBlocks(Encoding):
     def _codes(self, message: torch.Tensor, numel: int) -> BlockCodes:
         codes = self.format.code_bytes(numel)
         return BlockCodes(message[:codes], message[codes:].view(torch.bfloat16))
-
-
-def encoding_of(compressor: BlockQuantizer | Cast) -> Encoding:
-    """Return how a compressor's rounding lies in a message."""
-    if isinstance(compressor, BlockQuantizer):
-        return InBlocks(compressor.format)
-    assert compressor.dtype is not None
-    return AsDtype(compressor.dtype)
 
 
 def aligned(nbytes: int) -> int:
