@@ -19,16 +19,19 @@ class Encoding(ABC):
     """Writes elements to bytes and reads them back, the same on every rank, to the bit.
 
     Attributes:
-        words: what it is called.
         takes_differences: whether it rounds small values as well as large ones.
     """
 
-    words: str
     takes_differences: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """What it is called."""
 
     @abstractmethod
     def nbytes(self, numel: int) -> int:
-        """Return how long a message of so many elements is."""
+        """Return the length of a message of `numel` elements."""
 
     @abstractmethod
     def write(self, values: torch.Tensor, into: torch.Tensor) -> None:
@@ -46,8 +49,8 @@ class AsDtype(Encoding):
     dtype: torch.dtype
 
     @property
-    def words(self) -> str:  # type: ignore[override]
-        return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(self.dtype, str(self.dtype))
+    def words(self) -> str:
+        return "bf16" if self.dtype == torch.bfloat16 else str(self.dtype)
 
     def nbytes(self, numel: int) -> int:
         return numel * self.dtype.itemsize
@@ -67,7 +70,7 @@ class InBlocks(Encoding):
     takes_differences = True
 
     @property
-    def words(self) -> str:  # type: ignore[override]
+    def words(self) -> str:
         return f"int{self.format.bits} in blocks of {self.format.block}"
 
     def nbytes(self, numel: int) -> int:

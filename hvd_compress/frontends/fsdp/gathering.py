@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from hvd_compress.compressors.encodings import AsDtype
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.frontends.fsdp.agreement import GatherAgreement
 from hvd_compress.frontends.fsdp.all_gather import AllGatherComm, GatheredBytes
@@ -88,8 +87,8 @@ class ParameterGathers:
         pieces = Pieces.of(group, self._exact)
         if form.encoding is None or not pieces.few or group.shard_group is not self._over:
             return None
-        if form.encoding.nbytes(MAX_BLOCK) >= MAX_BLOCK * group.gather_dtype.itemsize:
-            return None  # as few bits already
+        if not _saves(form, group):
+            return None
         if not form.of_differences:
             return Weights(pieces, form.encoding, group.gather_dtype)
         found = Differences(pieces, form.encoding, group.gather_dtype)
@@ -166,9 +165,15 @@ def gather(
 
 
 def _search(gathers: ParameterGathers, over: dist.ProcessGroup, group: ParamGroup, after: int) -> GatherSearch:
-    forms = [form for form in SEARCHED if form.encoding != AsDtype(group.gather_dtype)]
+    forms = [form for form in SEARCHED if form.encoding is None or _saves(form, group)]
     words = [form.words for form in forms]
     return GatherSearch(words, lambda number: gathers.use(forms[number]), over, group.device, after)
+
+
+def _saves(form: Gathers, group: ParamGroup) -> bool:
+    """Whether a form takes fewer bytes than FSDP's own gathers, as bf16 does not of bf16."""
+    assert form.encoding is not None
+    return form.encoding.nbytes(MAX_BLOCK) < MAX_BLOCK * group.gather_dtype.itemsize
 
 
 def require_gathers(group: ParamGroup) -> None:

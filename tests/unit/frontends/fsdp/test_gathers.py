@@ -1,4 +1,4 @@
-"""Parameters that FSDP gathers in few bits: what they are, what is sent, and what is refused."""
+"""Parameters that FSDP gathers in few bits: what they are, and what is sent."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ import tests.unit.frontends.fsdp.supported  # noqa: F401
 
 # isort: split
 
-import gc
 import math
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,111 +16,59 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 import hvd_compress
 import hvd_compress.fsdp as hc
-from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
-from hvd_compress.frontends.fsdp.api import SEARCH_STEPS
-from hvd_compress.frontends.fsdp.by_hosts import HostGather, peers
 from hvd_compress.frontends.fsdp.gather_search import GatherSearch
-from hvd_compress.frontends.fsdp.gathers import SEARCHED, Gathers, for_gathers
-from hvd_compress.frontends.fsdp.messages import Message
+from hvd_compress.frontends.fsdp.gathers import SEARCHED
 from hvd_compress.frontends.fsdp.pieces import Pieces
 from tests.logged import events_of
 from tests.unit.frontends.ddp.job import run_ranks
+from tests.unit.frontends.fsdp.gathered import INT4, C, trained, unsharded, watched
 from tests.unit.frontends.fsdp.rounded import install, is_few
 from tests.unit.frontends.fsdp.training import (
     BLOCKS,
     FORMS,
-    Model,
     adam,
     gathered,
-    gathering,
-    gradients,
     local,
     loss_of,
     mesh_of,
     parameters,
-    resumed,
     sharded,
     train,
 )
 
-C, CPU = hc.Compression, torch.device("cpu")
-INT4 = hc.differences(C.int4())
+CPU = torch.device("cpu")
 BITS = {C.bf16(): 16.0, C.int8(): 8.25, C.int4(): 4.25}
 
 
-@pytest.mark.parametrize(
-    ("asked", "error", "words"),
-    [
-        (C.topk(0.1), UnsupportedError, r"does not take TopK.*: pass int8\(\), int4\(\), bf16\(\)"),
-        (C.int3(), UnsupportedError, "does not take BlockQuantizer"),
-        (C.half(), UnsupportedError, "does not take Cast"),
-        (C.auto("any"), UnsupportedError, "takes no policy, such as Auto"),
-        (C.int4(coded=True), UnsupportedError, "leave coded=True out"),
-        (C.int8(stochastic=True), UnsupportedError, "leave stochastic=True out"),
-        (C.int8().by(collective="allgather"), ConfigError, r"leave by\(\) out"),
-        (C.int8().with_feedback(), ConfigError, r"with_feedback\(\) schedules"),
-        (C.auto().by(engine="mpi"), ConfigError, r"leave by\(\) out"),
-        (C.int8, ConfigError, r"call it, as in Compression.int8\(\)"),
-        ("int8", ConfigError, r"parameters='int8' is no compression: pass int8\(\)"),
-        (hc.differences, ConfigError, r"call it, as in differences\(Compression.int4\(\)\)"),
-    ],
-)
-def test_what_gathers_do_not_take(asked: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        for_gathers(asked)
-
-
-@pytest.mark.parametrize("asked", [C.bf16(), C.dense(), C.auto(), C.int3()])
-def test_differences_take_few_bits(asked: Any) -> None:
-    with pytest.raises(UnsupportedError, match=r"takes int4\(\) or int8\(\), not .*: pass one of them"):
-        hc.differences(asked)
-
-
 def test_two_ranks() -> None:
-    run_ranks(check_two, ranks=2)
+    run_ranks(check_all, ranks=2)
 
 
-def check_two(rank: int) -> None:
+def check_all(rank: int) -> None:
     mesh = mesh_of(2)
-    checks = (
-        as_rounded, counts_bytes, gathers_no_more, reports, leaves_weights_exact, kept_by_fsdp, uneven, exact_by_name,
-        frozen, evaluates, in_bf16, offloaded, not_finite, loaded, resumes, of_another_mesh, tied, refusals, searches,
-        searches_nothing, explicit, shared, held, failed, loaded_on_one_rank, written_by_hand, by_dcp,
-    )  # fmt: skip
-    for check in checks:
+    for check in (
+        as_rounded,
+        counts_bytes,
+        gathers_no_more,
+        reports,
+        leaves_weights_exact,
+        kept_by_fsdp,
+        uneven,
+        exact_by_name,
+        frozen,
+        evaluates,
+        in_bf16,
+        offloaded,
+        searches,
+        searches_nothing,
+        explicit,
+    ):
         check(rank, mesh)
-
-
-@contextmanager
-def watched() -> Iterator[list[tuple[int, bool]]]:
-    """Yield the bytes that this rank brings to each gather of the block, and whether it is in a backward pass."""
-    found: list[tuple[int, bool]] = []
-
-    def watch(call: Callable[..., Any]) -> Callable[..., Any]:
-        def seen(first: Any, own: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-            found.append((own.nbytes, torch._C._current_graph_task_id() != -1))
-            return call(first, own, *arguments, **options)
-
-        return seen
-
-    with pytest.MonkeyPatch.context() as patched:
-        for where, name in ((dist, "all_gather_into_tensor"), (dist, "all_gather_single"), (HostGather, "start")):
-            if hasattr(where, name):
-                patched.setattr(where, name, watch(getattr(where, name)))
-        yield found
-
-
-def trained(mesh: Any, form: Any, steps: int = 6, **options: Any) -> Any:
-    model = hc.compress(sharded(mesh, **options), C.dense(), parameters=form)
-    train(model, adam(model), range(steps))
-    return model
 
 
 def as_rounded(rank: int, mesh: Any) -> None:
@@ -264,16 +208,6 @@ def exact_by_name(rank: int, mesh: Any) -> None:
     assert 0.6 * dense < hc.of(model).last_step.parameter_bytes < 0.8 * dense
 
 
-def unsharded(model: Any) -> list[torch.Tensor]:
-    """Return blocks' parameters as they are gathered."""
-    found = []
-    for block in model.blocks:
-        block.unshard()
-        found += [each.detach().clone() for each in block.parameters()]
-        block.reshard()
-    return found
-
-
 def frozen(rank: int, mesh: Any) -> None:
     """Modules that are not trained are gathered in few bits, too."""
     model = sharded(mesh)
@@ -319,241 +253,6 @@ def offloaded(rank: int, mesh: Any) -> None:
     assert torch.equal(parameters(model), parameters(trained(mesh, C.int8())))
 
 
-def not_finite(rank: int, mesh: Any) -> None:
-    """What is not finite is seen on all ranks, in that gather alone: differences go on after it."""
-    for form in FORMS:
-        model = trained(mesh, form)
-        weight = local(model.blocks[0][0].weight)
-        kept = weight[0, 0].clone()
-        if rank == 1:
-            weight[0, 0] = torch.nan
-        assert all(each[0].isnan().any() and not each[1].isnan().any() for each in [unsharded(model)[::6]])
-        if rank == 1:
-            weight[0, 0] = kept
-        for _ in range(8):
-            mine = unsharded(model)[0]
-        assert (mine - model.blocks[0][0].weight.full_tensor()).norm() < 0.01 * mine.norm()
-
-
-def loaded(rank: int, mesh: Any) -> None:
-    """Weights that are loaded are gathered exactly at once, however far they are from what was gathered last."""
-    model, other = trained(mesh, INT4, 3), sharded(mesh)
-    with torch.no_grad():
-        for each in other.parameters():
-            local(each).mul_(3)
-    model.load_state_dict(other.state_dict())
-    for mine, true in zip(unsharded(model), unsharded(other), strict=True):
-        assert torch.equal(mine, true)
-    part = model.blocks[0][0]
-    part.load_state_dict({name: 2 * each for name, each in part.state_dict().items()})
-    for mine, true in zip(unsharded(model)[:2], unsharded(other)[:2], strict=True):
-        assert torch.equal(mine, 2 * true)
-
-
-def resumes(rank: int, mesh: Any) -> None:
-    """To the bit, also where the model is loaded after what the compression remembers."""
-    for form in FORMS:
-        with gathering(form):
-            whole, model, saved = resumed(mesh, C.int4())
-        assert torch.equal(parameters(model), parameters(whole))
-        (own,) = saved["ranks"].values()
-        sizes = [each.numel() for each in own["states"].get("gathers", {}).values()]
-        few = sum(local(each).numel() for each in whole.parameters() if is_few(each))
-        assert sum(sizes) == (few if form.of_differences else 0)
-    one, two = (hc.compress(sharded(mesh), C.dense(), parameters=INT4) for _ in range(2))
-    train(one, adam(one), range(3))
-    weights, remembered = one.state_dict(), hc.state_dict(one)
-    hc.load_state_dict(two, remembered)
-    two.load_state_dict(weights)
-    for each in (one, two):
-        loss_of(each, 3).backward()
-    assert all(torch.equal(*pair) for pair in zip(unsharded(one), unsharded(two), strict=True))
-    copies = remembered["ranks"][next(iter(remembered["ranks"]))]["states"]["gathers"]
-    for wrong, words in ((torch.zeros(3), "has 3 elements instead of"), ("x", "is a str: load what")):
-        copies["blocks.0"] = wrong
-        with pytest.raises(ConfigError, match=r"the copy of blocks\.0 " + words):
-            hc.load_state_dict(two, remembered)
-    hc.load_state_dict(hc.compress(sharded(mesh), C.dense()), hc.state_dict(one))  # which needs no copy
-
-
-def of_another_mesh(rank: int, mesh: Any) -> None:
-    """A job that was cut otherwise begins with exact weights; a rank without its file does not keep others waiting."""
-    model = trained(mesh, INT4, 3)
-    state = hc.state_dict(model)
-    (own,) = state["ranks"].values()
-    again = hc.compress(sharded(mesh), C.dense(), parameters=INT4)
-    hc.load_state_dict(again, {**state, "ranks": {"rank 0 of 4, 4 shards": own}})
-    again.load_state_dict(model.state_dict())
-    for mine, true in zip(unsharded(again), again.blocks.parameters(), strict=True):
-        assert torch.equal(mine, true.full_tensor())
-    alone = hc.compress(sharded(mesh), C.dense(), parameters=INT4)
-    alone.load_state_dict(model.state_dict())
-    if rank == 0:
-        hc.load_state_dict(alone, state)
-    for mine, true in zip(unsharded(alone), alone.blocks.parameters(), strict=True):
-        assert (mine - true.full_tensor()).norm() < 0.01 * mine.norm()
-
-
-def shared(rank: int, mesh: Any) -> None:
-    """Modules that fully_shard() was given together are one group, whose weights are tied to nothing."""
-    model: Any = nn.Sequential(nn.Linear(96, 96), nn.LayerNorm(96), nn.Linear(96, 96))
-    fully_shard([model[1], model[2]], mesh=mesh)
-    hc.compress(fully_shard(model, mesh=mesh), C.dense(), parameters=C.int8())
-    model(torch.ones(2, 96)).sum().backward()
-    report = hc.of(model).last_step
-    assert 8.25 / 32 < report.parameter_bytes / report.dense_parameter_bytes < 9 / 32
-
-
-def held(rank: int, mesh: Any) -> None:
-    """A handle keeps no model alive."""
-    model = trained(mesh, INT4, 1)
-    handle, reference = hc.of(model), weakref.ref(model)
-    del model
-    gc.collect()
-    assert reference() is None
-    assert handle.front.gathers() is None
-
-
-class RunsOut:
-    """A method that has no memory in its first call."""
-
-    def __init__(self, method: Callable[..., Any]) -> None:
-        self._method, self._is_first = method, True
-
-    def __get__(self, owner: Any, kind: Any) -> Callable[..., Any]:
-        return partial(self, owner)
-
-    def __call__(self, *arguments: Any) -> Any:
-        if self._is_first:
-            self._is_first = False
-            raise torch.OutOfMemoryError("of this test")
-        return self._method(*arguments)
-
-
-def failed(rank: int, mesh: Any) -> None:
-    """A gather that fails, on one rank before it is in the copy and on the other after, leaves no copies that differ.
-
-    Nor does a program that goes on without reset_iter_state() compute with whatever lies in memory.
-    """
-    for form in FORMS:
-        model = trained(mesh, form, 3)
-        with pytest.MonkeyPatch.context() as patched:
-            where, name = ((Message, "read_few"), (Pieces, "spread"))[rank]
-            patched.setattr(where, name, RunsOut(getattr(where, name)))
-            with pytest.raises(torch.OutOfMemoryError):
-                loss_of(model, 3)
-        assert loss_of(model, 3).isnan()
-        model.reset_iter_state()
-        train(model, adam(model), range(4, 6))
-        assert all(torch.equal(*gathered(each)) for each in unsharded(model)), form
-        assert all(each.isfinite().all() for each in unsharded(model))
-
-
-def by_dcp(rank: int, mesh: Any) -> None:
-    """torch.distributed.checkpoint loads into what state_dict() gives before the first gather."""
-    model, again = trained(mesh, INT4, 3), hc.compress(sharded(mesh), C.dense(), parameters=INT4)
-    folder = [TemporaryDirectory() if rank == 0 else None]
-    name = [folder[0].name if folder[0] is not None else ""]
-    dist.broadcast_object_list(name, 0)
-    dcp.save({"compression": hc.state_dict(model)}, checkpoint_id=name[0])
-    state = {"compression": hc.state_dict(again)}
-    dcp.load(state, checkpoint_id=name[0])
-    again.load_state_dict(model.state_dict())
-    hc.load_state_dict(again, state["compression"])
-    assert all(torch.equal(*pair) for pair in zip(unsharded(model), unsharded(again), strict=True))
-    dist.barrier()
-    fresh = hc.state_dict(hc.compress(sharded(mesh), C.dense(), parameters=INT4))
-    hc.load_state_dict(again, fresh)
-    for mine, true in zip(unsharded(again), again.blocks.parameters(), strict=True):
-        assert torch.equal(mine, true.full_tensor()), "what was saved before the first gather is nothing"
-
-
-def loaded_on_one_rank(rank: int, mesh: Any) -> None:
-    """What one rank alone loads, all gather exactly: nobody waits."""
-    model = trained(mesh, INT4, 3)
-    state = model.state_dict()
-    if rank == 0:
-        model.blocks[0][0].load_state_dict(model.blocks[0][0].state_dict())
-        hc.load_state_dict(model, hc.state_dict(model))
-    for mine, true in zip(unsharded(model), model.blocks.parameters(), strict=True):
-        assert (mine - true.full_tensor()).norm() <= 0.01 * mine.norm()
-        assert torch.equal(*gathered(mine))
-    model.load_state_dict(state)
-
-
-def written_by_hand(rank: int, mesh: Any) -> None:
-    """Far weights, as of another model, arrive exactly; near ones, as of an average, nearly, and soon closer."""
-    model, other = trained(mesh, INT4, 3), sharded(mesh)
-    kept = [local(each).clone() for each in model.parameters()]
-    for scale, limit in ((3.0, 0.0), (1.1, 0.02)):
-        with torch.no_grad():
-            for each, theirs in zip(model.parameters(), other.parameters(), strict=True):
-                local(each).copy_(scale * local(theirs))
-        errors = []
-        for _ in range(4):
-            mine, true = unsharded(model)[0], model.blocks[0][0].weight.full_tensor()
-            errors.append(float((mine - true).norm() / true.norm()))
-        assert errors[0] <= limit
-        assert errors[-1] <= errors[0] / 50
-    with torch.no_grad():
-        for each, before in zip(model.parameters(), kept, strict=True):
-            local(each).copy_(before)
-
-
-def tied(rank: int, mesh: Any) -> None:
-    """Within one module a tied weight is gathered once; over two it is refused."""
-    model = Model()
-    model.head = nn.Linear(96, 31, bias=False)
-    model.head.weight = model.embed.weight
-    fully_shard(model, mesh=mesh)
-    hc.compress(model, C.dense(), parameters=C.int8())
-    losses = train(model, adam(model), range(3))
-    assert losses[-1] < losses[0]
-    model = sharded(mesh)
-    model.blocks[1][0].weight = model.blocks[0][0].weight
-    with pytest.raises(ConfigError, match=r"'blocks\.0\.0\.weight' of blocks\.0 is tied to a weight of 'blocks\.1\.0'"):
-        hc.compress(model, C.dense(), parameters=C.int8())
-
-
-def refused(error: type[Exception], words: str, call: Callable[[], Any]) -> None:
-    with pytest.raises(error, match=words) as caught:
-        call()
-    assert type(caught.value) is error
-
-
-def refusals(rank: int, mesh: Any) -> None:
-    def asked(model: Any, form: Any = FORMS[0], **options: Any) -> Callable[[], Any]:
-        return lambda: hc.compress(model, C.dense(), parameters=form, **options)
-
-    refused(ConfigError, r"exact= names 'head\.w', and no parameter", asked(sharded(mesh), exact=["head.w"]))
-    refused(ConfigError, r"pass a list of patterns", asked(sharded(mesh), exact="head.weight"))
-    refused(ConfigError, r"exact=None are no names", asked(sharded(mesh), exact=None))
-    refused(ConfigError, r"this mesh has one replica", asked(sharded(mesh_of(1, 2)), C.auto()))
-    refused(ConfigError, r"without parameters= all do", asked(sharded(mesh), None, exact=["head.*"]))
-    refused(ConfigError, r"each rank has all parameters: leave it out", asked(sharded(mesh_of(2, 1))))
-    own = sharded(mesh)
-    own.blocks[1].set_custom_all_gather(install(sharded(mesh), FORMS[0]).blocks[0]._get_fsdp_state())
-    refused(UnsupportedError, r"blocks\.1 is gathered by something else already", asked(own))
-    with pytest.MonkeyPatch.context() as patched:  # as torchao's float8 tensors
-        float8 = sharded(mesh)
-        patched.setattr(torch.Tensor, "fsdp_pre_all_gather", None, raising=False)
-        refused(UnsupportedError, r"has a gather of its own, as float8 tensors", asked(float8))
-    policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16,
-        param_dtype_override_fn=lambda parameter: torch.float32 if parameter.dim() < 2 else None,
-    )
-    refused(
-        UnsupportedError,
-        r"gathered as torch\.bfloat16, torch\.float32: call fully_shard\(\) for modules of one dtype",
-        asked(sharded(mesh, mp_policy=policy)),
-    )
-    late = hc.compress(sharded(mesh), C.dense(), parameters=C.int8()).bfloat16()
-    refused(UnsupportedError, r"convert the model before compress\(\)", lambda: loss_of(late, 0))
-    twice = hc.compress(sharded(mesh), C.dense(), parameters=C.int8())
-    assert hc.compress(twice, C.dense(), parameters=C.int8()) is twice
-    refused(hvd_compress.errors.UsageError, "shard a new model", asked(twice, INT4))
-
-
 def searches(rank: int, mesh: Any) -> None:
     """auto() takes the form with the shortest steps, and the one that loses least of those that are as short."""
     for taken_s, expected in (
@@ -563,7 +262,9 @@ def searches(rank: int, mesh: Any) -> None:
     ):
         used: list[int] = []
         now = [0.0]
-        search = GatherSearch(["dense", "bf16", "int8"], used.append, mesh.get_group(), CPU, 2, lambda: now[0])  # noqa: B023
+        search = GatherSearch(
+            ["dense", "bf16", "int8"], used.append, mesh.get_group(), CPU, 2, partial(now.__getitem__, 0)
+        )
         while search.choice is None:
             first_of_a_window = used[-2:-1] != used[-1:]
             now[0] += 100.0 if first_of_a_window else taken_s[used[-1]]
@@ -623,135 +324,3 @@ def test_small_parameters_and_vectors_travel_as_they_are() -> None:
     assert pieces.few == (slice(small, small + one + two),)
     assert pieces.exact == (slice(0, small), slice(small + one + two, small + one + two + 2560))
     assert (pieces.few_numel, pieces.exact_numel) == (one + two, small + 2560)
-
-
-def test_ranks_that_ask_for_different_gathers() -> None:
-    told = run_ranks(differing, ranks=2)
-    for words in told:
-        assert "int8 in blocks of 64; blocks.* exactly on rank 1; pass" in words.pop(2)
-        assert "int8 in blocks of 64 on rank 0, int4 in blocks of 64 on rank 1; pass the same" in words[0]
-        assert "int8 in blocks of 64 on rank 0, as FSDP does on rank 1" in words[1]
-    assert "rank 1 has not arrived at compress()" in told[0][2]
-
-
-def differing(rank: int) -> list[str]:
-    mesh = mesh_of(2)
-    told = []
-    for other, exact in ((C.int4(), ()), (None, ()), (C.int8(), ["blocks.*"])):
-        options = {"parameters": C.int8()} if rank == 0 else {"parameters": other, "exact": exact}
-        model = hc.compress(sharded(mesh), C.dense(), **options)
-        with pytest.raises(ConfigError) as caught:
-            loss_of(model, 0)
-        told.append(str(caught.value))
-    if rank == 0:
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setenv("HVD_COMPRESS_TIMEOUT_S", "1")
-            model = hc.compress(sharded(mesh), C.dense(), parameters=C.int8())
-        with pytest.raises(CommunicationError) as late:
-            loss_of(model, 0)
-        told.append(str(late.value))
-    dist.barrier()
-    return told
-
-
-@pytest.mark.level2
-def test_four_ranks() -> None:
-    run_ranks(check_four, ranks=4)
-
-
-def check_four(rank: int) -> None:
-    over_hosts(rank)
-    for form in FORMS:
-        within_a_host(rank, form)
-        among_replicas(rank, form)
-    replicas_that_differ(rank)
-    replicas_that_search(rank)
-
-
-def over_hosts(rank: int) -> None:
-    """Each rank gets the messages of all, however they lie on hosts."""
-    for hosts in ("aabb", "abbb", "abab", "aaaa", "abcd"):
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("hvd_compress.frontends.fsdp.by_hosts.host_identity", lambda: hosts[rank])  # noqa: B023
-            gather = HostGather(dist.group.WORLD)  # type: ignore[arg-type]
-        messages = [torch.arange(5, dtype=torch.uint8) + 16 * each for each in range(4)]
-        expected = torch.stack(messages)
-        if rank % 2:  # one after another, and both at once, as by prefetch
-            found = [gather.start(messages[rank] + more)() for more in range(2)]
-        else:
-            found = [wait() for wait in [gather.start(messages[rank] + more) for more in range(2)]]
-        for more, each in enumerate(found):
-            assert torch.equal(each, expected + more), hosts
-
-
-@pytest.mark.parametrize(
-    ("hosts", "own", "across", "within"),
-    [
-        ([7, 7, 8, 8], 1, [3], [0]),
-        ([7, 7, 8, 8, 9, 9], 2, [0, 4], [3]),
-        ([7, 8, 9], 1, [0, 2], []),
-        ([7, 7, 7], 1, [], [0, 2]),
-        ([7, 8, 8], 1, [0, 2], []),
-        ([7, 8, 7, 8], 0, [1, 2, 3], []),
-    ],
-)
-def test_a_message_crosses_a_line_once(hosts: list[int], own: int, across: list[int], within: list[int]) -> None:
-    assert peers(hosts, own) == (across, within)
-
-
-def within_a_host(rank: int, form: Gathers) -> None:
-    """With reshard_after_forward=2 the backward pass gathers what was rounded, over 2 ranks, as it is."""
-    mesh = mesh_of(4)
-    plain = install(sharded(mesh, reshard_after_forward=2), form)
-    train(plain, adam(plain), range(4))
-    model = trained(mesh, form, 4, reshard_after_forward=2)
-    assert (parameters(model) - parameters(plain)).norm() < 1e-5 * parameters(plain).norm(), "sums in another order"
-    with watched() as found:
-        loss_of(model, 4).backward()
-    assert sum(place for _, place in found) == BLOCKS + 1, "the root module, too"
-    report, few = hc.of(model).last_step, max(size for size, place in found if not place)
-    if not form.of_differences:
-        blocks = sum(each.numel() for each in model.blocks.parameters())
-        assert 3 * 4 * blocks / 4 + 4 * blocks / 2 < report.dense_parameter_bytes < 1.1 * 5 * blocks
-        assert 3 * 8.25 / 8 * blocks / 4 + 4 * blocks / 2 < report.parameter_bytes < 1.1 * 2.8 * blocks
-    assert sum(size > 3 * few for size, place in found if place) == BLOCKS, "as they are"
-
-
-def replicas_that_differ(rank: int) -> None:
-    """Replicas gather apart, and compare how in their first exchange."""
-    model = hc.compress(sharded(mesh_of(2, 2)), C.int8(), parameters=(C.int8(), C.int4())[rank // 2])
-    words = rf"parameters gathered as int8 in blocks of 64 on rank {rank % 2} and .* int4 in blocks of 64 on rank "
-    with pytest.raises(ConfigError, match=words):
-        loss_of(model, 0).backward()
-
-
-def replicas_that_search(rank: int) -> None:
-    """The slowest rank counts, of whatever replica."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("HVD_COMPRESS_ADAPT", "1")
-        model = hc.compress(sharded(mesh_of(2, 2)), C.dense(), parameters=C.auto())
-    search = hc.of(model).front.gathers().search
-    now, exact = [0.0], SEARCHED[0].words
-
-    def clock() -> float:
-        form = next(name for name in hc.of(model).front.gathers().figures())
-        now[0] += 1.0 if form == f"gathers/{exact}" or rank < 3 else 5.0  # few bits are slow on rank 3 alone
-        return now[0]
-
-    patched = pytest.MonkeyPatch()
-    patched.setattr(search, "_clock", clock)
-    for step in range(SEARCH_STEPS + 4 * 2 * len(SEARCHED)):
-        loss_of(model, step).backward()
-    assert search.choice == 0, search.reason
-
-
-def among_replicas(rank: int, form: Gathers) -> None:
-    """A replica's ranks gather within it, and replicas hold the same."""
-    model = hc.compress(sharded(mesh_of(2, 2)), C.int4(), parameters=form)
-    losses = train(model, adam(model), range(6))
-    assert losses[-1] < losses[0]
-    found = gathered(parameters(model))
-    assert torch.equal(found[0], found[2])
-    assert torch.equal(found[1], found[3])
-    assert hc.of(model).last_step.parameter_bytes < 0.4 * hc.of(model).last_step.dense_parameter_bytes
-    assert gradients(model).isfinite().all()
