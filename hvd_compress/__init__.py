@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 
 __all__ = ["__version__", "of", "patch_horovod"]
 
-_PUBLIC_MODULES = ("ddp", "errors", "fsdp", "local", "native", "torch")
+_PUBLIC_MODULES = ("ddp", "elastic", "errors", "fsdp", "local", "native", "torch")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -318,3 +318,17 @@ def decode_attention(
     workspace_bytes: int,
     /,
 ) -> int: ...
+
+class Links:
+    def __init__(self, sockets: list[int], /) -> None: ...
+    def swap(
+        self,
+        sent: list[tuple[int, int, bool]],
+        received: list[tuple[int, int, bool]],
+        order: list[int],
+        exactly: bool,
+        limit_ms: int,
+        /,
+    ) -> tuple[int, int, int, int, int, list[int]]: ...
+    def abort(self) -> None: ...
+    def forget(self) -> None: ...

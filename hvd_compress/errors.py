@@ -10,6 +10,7 @@ __all__ = [
     "CommunicationError",
     "ConfigError",
     "HvdCompressError",
+    "JobEndedError",
     "JournalError",
     "MismatchError",
     "MissingPackageError",
@@ -55,6 +56,10 @@ class MismatchError(ConfigError):
 
     A kernel cannot know where its arguments come from. Who passes on what another rank sent does so within received().
     """
+
+
+class JobEndedError(HvdCompressError, RuntimeError):
+    """The job goes on without this process, or not at all: nothing is exchanged any more."""
 
 
 class UnsupportedError(HvdCompressError, NotImplementedError):

@@ -62,7 +62,7 @@ VARIABLES = (
     "TIMEOUT_S",
 )
 """All that a user may set, here and elsewhere."""
-INTERNAL = ("NETLAB_HOSTS", "PROFILE_RUN", "TEST_EXAMPLES", "WERROR")
+INTERNAL = ("COORDINATOR", "NETLAB_HOSTS", "PROFILE_RUN", "TEST_EXAMPLES", "WERROR")
 """What is read beside them, within a lab, in a job that `hvd-compress profile` has started, and while building and
 testing."""
 

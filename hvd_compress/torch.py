@@ -8,6 +8,7 @@ What compresses a momentum (Compression.momentum, Compression.demo) has its own 
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=optimizer.compression())
 """
 
+import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
@@ -63,11 +64,8 @@ if not _TYPE_CHECKING:
 
     def __getattr__(name: str) -> _Any:
         """Import what a guest brings, when it is named."""
-        if name == "elastic":
-            raise AttributeError(
-                "hvd.elastic needs Horovod's runtime: without it save checkpoints, and let torchrun --max-restarts "
-                "start all ranks again"
-            )
+        if name == "elastic" and not hasattr(_runtime, "elastic"):
+            return _importlib.import_module("hvd_compress.elastic")
         return _guests.attribute(__name__, name)
 
     def __dir__() -> list[str]:

@@ -47,8 +47,8 @@ from benchmarks.frame.store import BUILD, append
 from benchmarks.frame.turns import WARM_UP, in_turns
 from hvd_compress.embedding import CachedEmbedding, Lookahead, RowwiseAdagrad, Rules
 from hvd_compress.embedding.baselines import Baseline, ReplicatedTable, Resident, RowSharded
+from hvd_compress.embedding.group import connect as connect_engine
 from hvd_compress.engines.base import Engine
-from hvd_compress.engines.select import choose_engine
 
 BASELINES: dict[str, type[Baseline]] = {
     "resident": Resident,
@@ -80,7 +80,7 @@ class Training:
         self.engine: Engine | None = None
         self.loader: Any
         if method in BASELINES:
-            self.engine = choose_engine("auto", api=hvd).control
+            self.engine = connect_engine("auto")
             self.engine.locate()
             self.loader = BASELINES[method](endless, {2: self.embedding}, self.engine)
         else:

@@ -61,6 +61,8 @@ METHODS = {
     "differences-int4": Method(_C.dense(), parameters=hc.differences(_C.int4())),
     "int4+gathers-int8": Method(_C.int4(), parameters=_C.int8()),
     "int4+differences-int4": Method(_C.int4(), parameters=hc.differences(_C.int4())),
+    "int4+gathers-bf16": Method(_C.int4(), parameters=_C.bf16()),
+    "int4+gathers-auto": Method(_C.int4(), parameters=_C.auto()),
     "bf16": Method(dtype=torch.bfloat16),
 }
 MESHES = {"4": (4,), "2x2": (2, 2)}

@@ -3,6 +3,7 @@
     python -m benchmarks.fsdp.step --hosts 2 --network 100mbit-5ms                 # HSDP, a replica a host of 2 ranks
     python -m benchmarks.fsdp.step --mesh 4 --methods uncompressed,bf16,int4+gathers-int8,int4+differences-int4
     python -m benchmarks.fsdp.step --mesh 4 --hosts 4 --methods uncompressed,bf16,int4+gathers-int8
+    python -m benchmarks.fsdp.step --mesh 4 --network 10gbit-0.1ms --methods int4,int4+gathers-int8,int4+gathers-auto
 
 The task is the language model of benchmarks/time_to_accuracy. All methods are trained in one job, in windows, in turns.
 """
@@ -37,6 +38,9 @@ def main(hosts: int, mesh: str, network: str, methods: str, rounds: int, window:
         sizes = ["" if each is None else f"{1e-6 * each:.2f}" for each in sent]
         rows.append([method, *sizes, ms(taken[place] for taken in job["rounds"]), *first, second[0]])
     print(table(TITLES, rows))
+    for method, form in zip(wanted["methods"], job["forms"], strict=True):
+        if method.endswith("-auto"):
+            print(f"\n{method} has chosen {form}")
 
 
 if __name__ == "__main__":

@@ -12,12 +12,16 @@ from benchmarks.frame.turns import in_turns
 from benchmarks.fsdp.loss import MESHES, METHODS, sharded
 from benchmarks.time_to_accuracy.tasks import TASKS
 
+SEARCH = 32
+"""Steps in which auto() tries all forms of gathers, and a few more."""
+
 
 class Training:
     """This rank's part of a training by one method."""
 
     def __init__(self, method: str, mesh: DeviceMesh) -> None:
-        self.task, self.taken, self.is_compressed = TASKS["language"], 0, METHODS[method].gradients is not None
+        self.method, self.is_compressed = method, METHODS[method].gradients is not None
+        self.task, self.taken = TASKS["language"], 0
         self.model = sharded(self.task, mesh, method, seed=1)
         self.optimizer = self.task.optimizer(self.model.parameters())
 
@@ -26,6 +30,18 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.taken += 1
+
+    def search(self) -> None:
+        """Let auto() choose before windows begin, which would disturb what it measures."""
+        if self.method.endswith("-auto"):
+            for _ in range(SEARCH):
+                self.step()
+
+    def form(self) -> str | None:
+        """Return how parameters are gathered; None as FSDP has it."""
+        if METHODS[self.method].parameters is None:
+            return None
+        return next(name for name in hc.of(self.model).metrics() if name.startswith("gathers/"))
 
     def sent_bytes(self) -> tuple[int | None, int | None]:
         """Return what a rank has sent in the last step of gradients, and of parameters; None where FSDP has."""
@@ -41,8 +57,11 @@ def main() -> None:
         sizes = MESHES[wanted["mesh"]]
         mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicas", "shards")[-len(sizes) :])
         trainings = [Training(method, mesh) for method in wanted["methods"]]
+        for training in trainings:
+            training.search()
         rounds = in_turns([training.step for training in trainings], wanted["rounds"], wanted["window"])
-        tell(wanted, {"rounds": rounds, "sent_bytes": [training.sent_bytes() for training in trainings]})
+        sent_bytes, forms = zip(*((training.sent_bytes(), training.form()) for training in trainings), strict=True)
+        tell(wanted, {"rounds": rounds, "sent_bytes": sent_bytes, "forms": forms})
 
 
 if __name__ == "__main__":

@@ -66,5 +66,6 @@ void bind_elias_fano(pybind11::module_& module);
 void bind_planner(pybind11::module_& module);
 void bind_embedding(pybind11::module_& module);
 void bind_attention(pybind11::module_& module);
+void bind_links(pybind11::module_& module);
 
 }  // namespace hvd_compress::bindings

@@ -19,4 +19,5 @@ PYBIND11_MODULE(_native, module) {
     bind_planner(module);
     bind_embedding(module);
     bind_attention(module);
+    bind_links(module);
 }

@@ -14,11 +14,11 @@ import click
 
 from hvd_compress.cli.trials import find_mpirun
 from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.membership.hosts import LOCAL, PASSED_ON, by_script, parsed
+from hvd_compress.settings import Settings
 
 OPEN_MPI = "Open MPI"
 PORT = 29500
-PASSED_ON = ("HOROVOD_", "HVD_COMPRESS_", "NCCL_", "GLOO_", "OMP_", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
-"""How the names of variables begin that ranks of other hosts get, too."""
 
 
 @click.command(
@@ -29,27 +29,46 @@ PASSED_ON = ("HOROVOD_", "HVD_COMPRESS_", "NCCL_", "GLOO_", "OMP_", "PATH", "PYT
 @click.option("-np", "--num-proc", "ranks", type=click.IntRange(min=1), required=True, help="How many ranks.")
 @click.option("-H", "--hosts", "hosts", default="", help="Where: a:2,b:2 is 2 ranks on each host. Here, by default.")
 @click.option("--gloo", "--mpi", "--verbose", is_flag=True, hidden=True, help="Of horovodrun; what is there decides.")
+@click.option("--min-np", "least", type=click.IntRange(min=1), help="Go on with as few: ranks may come and go.")
+@click.option("--max-np", "most", type=click.IntRange(min=1), help="Of those that come, take as many; -np, by default.")
+@click.option("--host-discovery-script", "script", help="Prints the hosts there are, a line each, as a:2.")
+@click.option("--elastic-timeout", "patience_s", default=600.0, show_default=True, help="How long too few ranks wait.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(ranks: int, hosts: str, gloo: bool, program: Sequence[str]) -> None:
+def command(
+    ranks: int,
+    hosts: str,
+    gloo: bool,
+    least: int | None,
+    most: int | None,
+    script: str | None,
+    patience_s: float,
+    program: Sequence[str],
+) -> None:
     del gloo
+    if least is not None or most is not None or script is not None:
+        sys.exit(_elastic(ranks, hosts, least or ranks, most or ranks, script, patience_s, program))
     words = launch_line(ranks, parsed(hosts), program, os.environ, by_mpi=_has_mpi())
     click.echo(shlex.join(words), err=True)
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
     os.execvp(words[0], words)
 
 
-def parsed(hosts: str) -> dict[str, int]:
-    """Return the ranks of each host of "a:2,b:2"; a host without a number has one.
+def _elastic(
+    ranks: int, hosts: str, least: int, most: int, script: str | None, patience_s: float, program: Sequence[str]
+) -> int:
+    from hvd_compress.membership.launcher import Launcher
+    from hvd_compress.membership.roster import Roster
 
-    Raises ConfigError for anything else.
-    """
-    found: dict[str, int] = {}
-    for word in filter(None, hosts.split(",")):
-        name, _, count = word.rpartition(":") if ":" in word else (word, "", "1")
-        if not name or not count.isdecimal() or not int(count) or name in found:
-            raise ConfigError(f"-H {hosts} is no list of hosts such as a:2,b:2: {word!r}")
-        found[name] = int(count)
-    return found
+    if not least <= ranks <= most:
+        raise ConfigError(f"--min-np {least}, -np {ranks} and --max-np {most}: name them in ascending order")
+    if script is not None and hosts:
+        raise ConfigError("-H and --host-discovery-script name hosts both: leave one out")
+    known = parsed(hosts) if hosts else {LOCAL: most}
+    late_s = Settings.from_environment().timeout_s
+    roster = Roster(ranks, least, most, late_s, patience_s)
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
+    find = by_script(script) if script is not None else lambda: known
+    return Launcher(program, find, roster, most, {**os.environ, "PATH": path}).run()
 
 
 def launch_line(

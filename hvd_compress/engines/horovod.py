@@ -31,6 +31,11 @@ By its ranks, too: Horovod gives the number of a set that was removed to the nex
 """
 
 
+def forget_engines() -> None:
+    """Ranks have met anew, and some of them are new: engines are counted from the first again."""
+    _pools.clear()
+
+
 class HorovodEngine(Engine):
     """Horovod's collectives over a process set (default: all ranks), after hvd.init().
 

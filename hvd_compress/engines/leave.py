@@ -49,6 +49,12 @@ def fail_at_exit(abort: Callable[[], object]) -> None:
         atexit.register(_leave, os.getpid())
 
 
+def forgive() -> None:
+    """What fail_at_exit() was called for has ended: this process leaves as any other, unless it is called again."""
+    _aborts.clear()
+    atexit.unregister(_leave)
+
+
 def _end_all(process: int) -> None:
     global _ending
     if process != os.getpid():

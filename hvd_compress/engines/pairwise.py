@@ -16,6 +16,9 @@ from hvd_compress.engines import layout
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.layout import AtMost
 
+WHOLE_BYTES = 1 << 16
+"""Up to this size a broadcast is one message to each rank."""
+
 
 class PairwiseEngine(Engine):
     """An engine that can `_swap`: from it come all-to-all, all-gather, gather, reduce-scatter and a small allreduce."""
@@ -85,6 +88,20 @@ class PairwiseEngine(Engine):
         lengths = layout.shard_lengths(tensor.numel(), self.world_size)
         total = self._reduce_scatter(tensor)
         self._allgather_into(tensor, total, lengths, "auto")
+
+    def _broadcast_by_pairs(self, tensor: torch.Tensor, root: int) -> None:
+        """One message to each rank; of what is large a shard each, which all then gather: the root sends it once."""
+        nothing = tensor[:0]
+        is_sharded = self.world_size > 2 and tensor.nbytes > WHOLE_BYTES
+        lengths = layout.shard_lengths(tensor.numel(), self.world_size)
+        parts = list(torch.split(tensor, lengths)) if is_sharded else [tensor] * self.world_size
+        if self.rank == root:
+            self._swap([nothing] * self.world_size, parts)
+        else:
+            into = [parts[self.rank] if rank == root else nothing for rank in range(self.world_size)]
+            self._swap(into, [nothing] * self.world_size)
+        if is_sharded:
+            self._swap(parts, [parts[self.rank]] * self.world_size)
 
     def _swap_lengths(self, sent: Sequence[int]) -> list[int]:
         """Tell each rank a number."""

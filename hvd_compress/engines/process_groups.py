@@ -1,4 +1,7 @@
-"""Process groups of torch.distributed that belong to engines alone, from a pool for the same ranks and backend."""
+"""Process groups of torch.distributed that belong to engines alone, from a pool for the same ranks and backend.
+
+Over gloo each has links of our own, too.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hvd_compress.engines.base import Engine
+from hvd_compress.engines.dialing import Endpoint, Listener, connect
 from hvd_compress.engines.pool import Offer, Pool
 from hvd_compress.engines.system_limits import files_obstacle, naming_limits
 from hvd_compress.errors import CommunicationError
+from hvd_compress.native.links import Links
 
 LATER_S = 10.0
 """By how much a group's own limit is later than that of who waits for a step, and says which rank has not arrived: the
 group, whose limit begins with a collective, within the backward pass, does not know."""
-_FILES = 4
-"""Of a group of gloo: a socket that listens, two ends of a pipe and an epoll; besides a socket for each other rank."""
+_FILES = 5
+"""Of a group of gloo: a socket that listens, two ends of a pipe and an epoll; and once a socket that listens of ours.
+Besides two sockets for each other rank, gloo's and ours."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,7 @@ class _Known:
     """A group of ours, which torch holds until the program ends all of them, and for what engines it is made."""
 
     group: weakref.ref[dist.ProcessGroup]
+    links: Links | None
     timeout_s: float | None
     device: torch.device
 
@@ -42,6 +50,7 @@ class _Groups:
         self._ranks = ranks
         self._prefix = f"hvd_compress/groups/{backend}{zlib.crc32(repr(ranks).encode())}"
         self._last_key: str | None = None
+        self._endpoints: list[Any] = []
 
     def meet(self, timeout: timedelta, offer: Offer) -> list[Offer]:
         """Return what all ranks have said, over the job's store. Collective.
@@ -52,7 +61,8 @@ class _Groups:
         # Counted in the store, as that may be older than these pools.
         turn = (store.add(self._prefix, 1) - 1) // len(self._ranks)
         keys = {rank: f"{self._prefix}/{turn}/{rank}" for rank in self._ranks}
-        store.set(keys[own], json.dumps([offer, dist.distributed_c10d._world.group_count]))
+        endpoint = _listener().endpoint.told()
+        store.set(keys[own], json.dumps([offer, dist.distributed_c10d._world.group_count, endpoint]))
         try:
             store.wait(list(keys.values()), timeout)
         except RuntimeError as error:
@@ -60,22 +70,42 @@ class _Groups:
             store.add(self._prefix, -1)
             raise _not_come(self._ranks, error) from error
         said = [json.loads(store.get(key)) for key in keys.values()]
-        dist.distributed_c10d._world.group_count = max(count for _, count in said)
+        dist.distributed_c10d._world.group_count = max(count for _, count, _ in said)
+        self._endpoints = [endpoint for _, _, endpoint in said]
         if self._last_key is not None:
             store.delete_key(self._last_key)  # all have read it, since all are here
         self._last_key = keys[own]
-        return [each for each, _ in said]
+        return [each for each, _, _ in said]
+
+    def connect(self, name: str, timeout_s: float) -> Links:
+        """Return links between the ranks that have met last. Collective; `name` is another one for each."""
+        endpoints = dict(zip(self._ranks, map(Endpoint.of, self._endpoints), strict=True))
+        return connect(dist.get_rank(), endpoints, _listener(), self._ranks, f"{self._prefix}/{name}", timeout_s)
 
 
 _of_job: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[tuple[int, ...], str], _Groups]]
 _of_job = weakref.WeakKeyDictionary()
 """By the group of all ranks: init_process_group() makes another one, and with it new pools."""
+_listeners: weakref.WeakKeyDictionary[dist.ProcessGroup, Listener] = weakref.WeakKeyDictionary()
+"""The same."""
+
+
+def _listener() -> Listener:
+    """Return where this rank listens in the job that torch.distributed is in."""
+    world = dist.group.WORLD
+    assert world is not None
+    if world not in _listeners:
+        _listeners[world] = Listener()
+        weakref.finalize(world, _listeners[world].close)
+    return _listeners[world]
 
 
 def borrow(
     engine: Engine, backend: str, timeout_s: float | None, device: torch.device, thorough: bool
-) -> dist.ProcessGroup:
+) -> tuple[dist.ProcessGroup, Links | None]:
     """Return a group of the engine's ranks for it alone, until it is closed or dropped. Collective over them.
+
+    With it come, over gloo, links between its ranks, which are the engine's as long.
 
     Ranks meet over the job's store, so that no collective of the program is met by one of ours. torch counts groups in
     the names of later ones, so one that is lent again counts, too: other ranks may have made one meanwhile. Releases
@@ -94,13 +124,15 @@ def borrow(
     seconds = None if timeout_s is None else timedelta(seconds=timeout_s + LATER_S)
     timeout: timedelta = seconds or dist.distributed_c10d._get_default_timeout(backend)
     if backend == "mpi":  # it has no store
-        return _new_group(ranks, timeout, backend)
+        return _new_group(ranks, timeout, backend), None
     groups = _of_job.setdefault(world, {}).setdefault((ranks, backend), _Groups(ranks, backend))
     made: list[dist.ProcessGroup] = []
 
     def make() -> _Known:
         made.append(_new_group(ranks, timeout, backend))
-        return _Known(weakref.ref(made[0]), timeout_s, device)
+        number = str(groups.pool.made)
+        links = groups.connect(number, timeout.total_seconds()) if backend == "gloo" and len(ranks) > 1 else None
+        return _Known(weakref.ref(made[0]), links, timeout_s, device)
 
     def fits(known: _Known) -> bool:
         is_whole = len(ranks) == dist.get_world_size()
@@ -108,7 +140,7 @@ def borrow(
         return known.group() is not None and as_asked and (is_whole or _counts_on_all_ranks())
 
     def obstacle() -> str:
-        words = files_obstacle(_FILES + len(ranks) - 1, f"a process group of {len(ranks)} ranks")
+        words = files_obstacle(_FILES + 2 * (len(ranks) - 1), f"a process group of {len(ranks)} ranks")
         return words and f"rank {dist.get_rank()}: {words}"
 
     known = groups.pool.lend(engine, partial(groups.meet, timeout), make, fits, obstacle, thorough)
@@ -116,7 +148,7 @@ def borrow(
         dist.distributed_c10d._world.group_count += 1
     group = known.group()
     assert group is not None
-    return group
+    return group, known.links
 
 
 def _counts_on_all_ranks() -> bool:

@@ -14,6 +14,7 @@ from hvd_compress.checks import check_choice
 from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.mpi_environment import launched_by_mpi
+from hvd_compress.engines.sockets import SocketEngine
 from hvd_compress.errors import ConfigError, MissingPackageError, UnsupportedError
 from hvd_compress.extras import needed
 
@@ -74,7 +75,8 @@ def choose_engine(
     """Return the engine `name` over a process set of Horovod's API (default: all ranks). Collective over its members.
 
     "auto" takes MPI where the job was started by mpirun and every member can use it, else Horovod; without Horovod,
-    torch.distributed comes before what stands for it. The members agree over that API first.
+    torch.distributed comes before what stands for it, and where ranks come and go sockets. The members agree over that
+    API first.
 
     Args:
         api: a module that has the names of horovod.torch, by default that itself.
@@ -87,8 +89,9 @@ def choose_engine(
     bootstrap = HorovodEngine(process_set, api)
     # MPI is of no use to a process that was not launched for it, though it may have it where it asks by name.
     alone = bootstrap.job_size == 1 and not launched_by_mpi()
-    others = ("mpi",) if bootstrap.is_horovods else ("mpi", "torch")
+    others = ("mpi",) if bootstrap.is_horovods else ("sockets", "mpi", "torch")
     specs = [torch_spec(timeout_s=timeout_s) if each.name == "torch" else each for each in SPECS]
+    specs += [] if bootstrap.is_horovods else [_sockets_spec(api)]
     return agree_on_engine(name, bootstrap, ("horovod",) if alone else (*others, "horovod"), specs)
 
 
@@ -224,6 +227,21 @@ def _make_horovod(bootstrap: Engine) -> Engine:
     from hvd_compress.engines.horovod import HorovodEngine
 
     return bootstrap if isinstance(bootstrap, HorovodEngine) else HorovodEngine()
+
+
+def _sockets_spec(api: Any) -> EngineSpec:
+    """Return the spec of another engine like that of a runtime whose ranks come and go."""
+
+    def obstacle(bootstrap: Engine) -> str | None:
+        if not isinstance(api.world().engine, SocketEngine):
+            return "ranks do not come and go in this job"
+        return None if bootstrap.world_size == bootstrap.job_size else "it joins all ranks of the job"
+
+    def make(bootstrap: Engine) -> Engine:
+        engine: SocketEngine = api.world().engine
+        return engine.another()
+
+    return EngineSpec("sockets", obstacle, make)
 
 
 def torch_spec(

@@ -1,4 +1,4 @@
-"""Bytes over torch.distributed: its process groups with gloo or NCCL, or with MPI where torch was built with it."""
+"""Bytes between ranks of torch.distributed: NCCL, MPI where torch was built with it, or gloo and sockets of our own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from hvd_compress.checks import check_choice
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.leave import fail_at_exit
 from hvd_compress.engines.pairwise import PairwiseEngine
-from hvd_compress.engines.process_groups import borrow
+from hvd_compress.engines.process_groups import LATER_S, borrow
 from hvd_compress.errors import ConfigError, UnsupportedError
 
 _INTS = (torch.int32, torch.int64, torch.int8, torch.uint8)
@@ -24,17 +25,18 @@ _SUM_DTYPES = {
 }
 BACKENDS = tuple(_SUM_DTYPES)
 OWNERS_BYTES = 1 << 20
-"""Up to this size an allreduce over gloo goes to owners of shards and back: gloo's own ring waits 2(N-1) times for the
-line (benchmarks/results/netlab.md)."""
+"""Up to this size an allreduce goes over our sockets to owners of shards and back: gloo's own ring waits 2(N-1) times
+for the line. Above, that overlaps sums and messages (benchmarks/results/sockets.md)."""
 
 
 class TorchEngine(PairwiseEngine):
     """Collectives over a process group of its own, of the ranks of `group` (default: all ranks of the job).
 
-    No algorithm can be forced. Over gloo all but broadcasts and large allreduces are messages between pairs of ranks.
-    Ranks count by their numbers in the job. The constructor is collective over those ranks. The group is a new one,
-    since the collectives of one group must be launched in the same order on all ranks, and DistributedDataParallel
-    launches its own from another thread; or one that an earlier engine had, which was closed or dropped on all ranks.
+    No algorithm can be forced. With gloo all but large allreduces are messages between pairs of ranks, over sockets of
+    our own: gloo's wait for the word that they may come, and for its threads. Ranks count by their numbers in the job.
+    The constructor is collective over those ranks. The group is a new one, since the collectives of one group must be
+    launched in the same order on all ranks, and DistributedDataParallel launches its own from another thread; or one
+    that an earlier engine had, which was closed or dropped on all ranks.
     It lives until torch.distributed.destroy_process_group(): releases of torch give a new group the name of a destroyed
     one, under which the store still holds its addresses. torch counts groups in their names, so no other thread may
     make one meanwhile, and the ranks of a job should make as many engines.
@@ -46,7 +48,6 @@ class TorchEngine(PairwiseEngine):
         backend: "gloo", "nccl" or "mpi"; by default that of `group`, and of several NCCL where there is a GPU.
         device: this rank's GPU, for NCCL; by default the one that the group is bound to, or torch's current one.
         timeout_s: how long a collective may take, and process_groups.LATER_S more, by default torch's own limit.
-        shared: use `group` itself, with its backend; the caller launches nothing else on it meanwhile.
         control: with NCCL, an engine over gloo and the same ranks that nobody else uses; by default a new one.
         thorough: rather collect garbage than make a group while others are in use.
 
@@ -65,7 +66,6 @@ class TorchEngine(PairwiseEngine):
         backend: str | None = None,
         device: torch.device | None = None,
         timeout_s: float | None = None,
-        shared: bool = False,
         control: TorchEngine | None = None,
         thorough: bool = False,
     ) -> None:
@@ -75,20 +75,20 @@ class TorchEngine(PairwiseEngine):
         _require_backend(self.backend)
         if dist.get_rank() not in members:
             raise ConfigError(f"rank {dist.get_rank()} is not in the process group of ranks {members}")
-        self.ranks = members if shared else sorted(members)
+        self.ranks = sorted(members)
         self.rank, self.world_size = self.ranks.index(dist.get_rank()), len(members)
         self.job_size = dist.get_world_size()
         self._timeout_s = timeout_s
         self._device = _gpu(device, group) if self.backend == "nccl" else torch.device("cpu")
         self.library = f"{_version(self.backend)} of torch {torch.__version__}"
-        if self.backend == "mpi" and self.world_size < self.job_size and not shared:
+        if self.backend == "mpi" and self.world_size < self.job_size:
             raise UnsupportedError("torch makes groups over MPI with all ranks of the job at once: use backend='gloo'")
-        self._group = _existing(group) if shared else borrow(self, self.backend, timeout_s, self._device, thorough)
+        self._group, self._links = borrow(self, self.backend, timeout_s, self._device, thorough)
+        self._limit_s = (timeout_s or default_pg_timeout.total_seconds()) + LATER_S
         self._control: TorchEngine | None = None
         if self.backend == "nccl":
             self._control = control or TorchEngine(ranks=self.ranks, backend="gloo", timeout_s=timeout_s)
             self._adopt(self._control)
-        # Over gloo a message waits for the word that it may come.
         self.in_flight = {"gloo": 3, "nccl": 1}.get(self.backend, 2)
         self.capabilities = Capabilities(
             ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather"),
@@ -152,17 +152,11 @@ class TorchEngine(PairwiseEngine):
             dist.all_to_all(incoming, outgoing, group=self._group)
             self._finish()
             return
-        # Of the group itself: torch's functions look it up first, and a program may end its groups while what no step
-        # waits for is still under way.
-        group = self._group
-        inbox = [group.recv([_bytes_of(received[s])], s, 0) for s, _ in self.partners() if received[s].numel()]
-        outbox = [group.send([_bytes_of(sent[d])], d, 0) for _, d in self.partners() if sent[d].numel()]
-        for message in (*inbox, *outbox):
-            message.wait()
+        if self._links is not None:
+            self._links.swap(sent, received, self._limit_s, most is None)
 
     def _allreduce(self, tensor: torch.Tensor, algorithm: str) -> None:
-        # Between two ranks gloo's own has as few rounds, and sums the same.
-        if self.backend == "gloo" and tensor.nbytes <= OWNERS_BYTES and self.world_size > 2:
+        if self.backend == "gloo" and tensor.nbytes <= OWNERS_BYTES:
             self._allreduce_by_owners(tensor)
         elif tensor.numel():
             dist.all_reduce(tensor, group=self._group)
@@ -181,7 +175,9 @@ class TorchEngine(PairwiseEngine):
         return parts
 
     def _broadcast(self, tensor: torch.Tensor, root: int, algorithm: str) -> None:
-        if tensor.numel():
+        if self.backend == "gloo":
+            self._broadcast_by_pairs(tensor, root)
+        elif tensor.numel():
             dist.broadcast(_bytes_of(tensor), self.ranks[root], group=self._group)
             self._finish()
 
@@ -242,7 +238,7 @@ def _gpu(device: torch.device | None, group: dist.ProcessGroup | None) -> torch.
 def _version(backend: str) -> str:
     if backend == "nccl":
         return f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"  # type: ignore[no-untyped-call]
-    return {"gloo": "Gloo", "mpi": "MPI"}[backend]
+    return {"gloo": "sockets and Gloo", "mpi": "MPI"}[backend]
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

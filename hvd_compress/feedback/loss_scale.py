@@ -13,24 +13,25 @@ class LossScale:
 
     Attributes:
         scale: the loss scale in whose units the residuals are; None without a scaler.
+        scaler: which it follows; None for none.
     """
 
     def __init__(self, states: States) -> None:
         self._states = states
-        self._scaler: Any = None
+        self.scaler: Any = None
         self.scale: float | None = None
 
     def follow(self, scaler: Any) -> None:
         """Keep residuals in the units of this scaler from now on."""
-        self._scaler = scaler
+        self.scaler = scaler
         if self.scale is None:
             self.scale = scaler.get_scale()
 
     def update(self) -> None:
         """Call it before the first bucket of a step leaves with its residual, and before residuals are saved."""
-        if self._scaler is None or self.scale is None:
+        if self.scaler is None or self.scale is None:
             return
-        scale = self._scaler.get_scale()
+        scale = self.scaler.get_scale()
         if scale != self.scale and min(scale, self.scale) > 0 and math.isfinite(scale):
             self._states.scale(scale / self.scale)
             self.scale = scale

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 
 
-class Gathers(Protocol):
-    """Parameters that are gathered in few bits."""
+class RemembersGathers(Protocol):
+    """What is remembered of parameters that are gathered in few bits."""
 
     def saved(self) -> dict[str, torch.Tensor]:
         """Return what this rank remembers, by module."""
@@ -49,5 +49,5 @@ class FrontEnd:
     require_rest: Callable[[str], None] = lambda call: None
     group: Any = None
     refuses: Mapping[str, str] = field(default_factory=dict)
-    gathers: Callable[[], Gathers | None] = lambda: None
+    gathers: Callable[[], RemembersGathers | None] = lambda: None
     is_alone: bool = False

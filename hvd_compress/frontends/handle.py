@@ -14,6 +14,7 @@ from hvd_compress.buckets.real import gradient_shape
 from hvd_compress.checks import check_whole
 from hvd_compress.engines.base import Engine
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.feedback.states import GRADIENT_UNITS, RESULT_SUM
 from hvd_compress.frontends.front_end import FrontEnd
 from hvd_compress.frontends.optimizers import check_momentum, learning_rates_of, trains
 from hvd_compress.frontends.saving import gathered, with_gathers, without_gathers
@@ -298,6 +299,11 @@ class Handle:
         """
         checkpoint.require_all_ranks(state)
         self.load_state_dict(state)
+
+    def is_debt(self, kind: str) -> bool:
+        """Return whether a kind of compressors' states is, like residuals, what this rank alone has not sent yet."""
+        alike = {each for compressor in self._compressors for each in (*compressor.alike, RESULT_SUM)}
+        return kind.startswith(GRADIENT_UNITS) and kind not in alike
 
     @property
     def _all_parameters(self) -> Mapping[str, torch.Tensor]:

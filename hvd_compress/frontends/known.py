@@ -16,11 +16,15 @@ def register(known: Callable[[Any], Handle | None]) -> None:
     _front_ends.append(known)
 
 
+def find(trained: Any) -> Handle | None:
+    """Return the handle of a compressed training; None of what is not compressed."""
+    return next((handle for known in _front_ends if (handle := known(trained)) is not None), None)
+
+
 def of(trained: Any) -> Handle:
     """Return the handle of a compressed training, as `hvd_compress.of`."""
-    for known in _front_ends:
-        if (handle := known(trained)) is not None:
-            return handle
+    if (handle := find(trained)) is not None:
+        return handle
     raise UsageError(
         f"this {type(trained).__name__} is not compressed: pass the model that compress() was called for (of FSDP2 the "
         "root module, in Lightning trainer.strategy.model during fit(), in transformers trainer.model_wrapped), or the "

@@ -58,3 +58,21 @@ def check_momentum(compressor: Compressor, optimizer: Any) -> None:
             has = f"{type(optimizer).__name__} has a momentum of its own ({momentum:g})"
             has = has if momentum else f"{type(optimizer).__name__} adapts to squares of gradients"
             raise ConfigError(f"{has}, and {compressor} has a momentum, too: {remedy}")
+
+
+def load_in_place(optimizer: torch.optim.Optimizer, load: Callable[[], object]) -> None:
+    """Load a state, and keep the parameter groups: a learning-rate scheduler that was made before goes on turning them.
+
+    Args:
+        load: what may put others in their place.
+    """
+    groups, state = optimizer.param_groups, optimizer.state
+    load()
+    loaded_state = dict(optimizer.state)
+    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+        loaded = dict(loaded)
+        group.clear()
+        group.update(loaded)
+    state.clear()
+    state.update(loaded_state)
+    optimizer.param_groups, optimizer.state = groups, state

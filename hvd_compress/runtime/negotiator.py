@@ -13,7 +13,8 @@ from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
 from hvd_compress.engines.base import Engine
-from hvd_compress.runtime.connections import RequestCache, connect, cut, encode_message
+from hvd_compress.engines.dialing import cut, encode_message
+from hvd_compress.runtime.connections import RequestCache, connect
 from hvd_compress.runtime.coordinator import Coordinator
 from hvd_compress.runtime.request import LEAVE, Request, Response
 from hvd_compress.warned import warn_caller

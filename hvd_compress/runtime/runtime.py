@@ -45,7 +45,7 @@ class Runtime:
         self._silent = False  # a rank timed out without leaving, and nothing has moved among all since
         self._executor = Executor(engine, fusion_bytes)
         self._responses: SimpleQueue[Response | None] = SimpleQueue()
-        self._negotiator = Negotiator(engine, fusion_bytes, timeout_s, self._responses.put, self._lose, self._watch)
+        self._negotiator = Negotiator(engine, fusion_bytes, timeout_s, self._responses.put, self.lose, self._watch)
         self._thread = threading.Thread(target=self._move_all, name="hvd-compress-runtime", daemon=True)
         self._thread.start()
 
@@ -130,12 +130,18 @@ class Runtime:
         self._responses.put(None)
         self._thread.join(self._timeout_s if self._lost_reason is None else _PATIENCE_S)
         if self._thread.is_alive() and self._lost_reason is None:  # what is stuck may never end
-            self._lose(f"rank {self._rank}: what moved did not end within {self._timeout_s:g} s of shutdown()")
+            self.lose(f"rank {self._rank}: what moved did not end within {self._timeout_s:g} s of shutdown()")
             self._thread.join(_PATIENCE_S)
         self._fail(UsageError, "this rank has shut down")
         if self._silent:  # the end of the process would wait for a rank that is stopped
             self._executor.abandon()
         self._executor.close()
+
+    def lose(self, why: str) -> None:
+        """Nothing can be exchanged any more: say so to all who wait, and to all who come."""
+        self._lost_reason = self._lost_reason or why
+        self._fail(CommunicationError, why)  # first: what is aborted fails in words of its own
+        self._executor.abort(why)
 
     def forget(self) -> None:
         """In a process that was forked, which is no rank: its threads are gone, and a lock may be held."""
@@ -192,7 +198,7 @@ class Runtime:
                 error = CommunicationError(f"{response.requests[0].describe()} {list(found)} failed: {raised}")
                 error.__cause__ = raised
                 self._negotiator.report_lost(str(error))
-                self._lose(str(error))
+                self.lose(str(error))
             for entry in found.values():
                 entry.end(error)
 
@@ -218,13 +224,7 @@ class Runtime:
                 "end: a rank is stopped, or gone"
             )
             self._negotiator.report_lost(why)
-            self._lose(why)
-
-    def _lose(self, why: str) -> None:
-        """Nothing can be exchanged any more: say so to all who wait, and to all who come."""
-        self._lost_reason = self._lost_reason or why
-        self._fail(CommunicationError, why)  # first: what is aborted fails in words of its own
-        self._executor.abort(why)
+            self.lose(why)
 
     def _fail(self, kind: type[Exception], why: str) -> None:
         with self._lock:

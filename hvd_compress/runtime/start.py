@@ -14,7 +14,9 @@ from torch.distributed.rendezvous import rendezvous
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import InProcessWorld
 from hvd_compress.engines.mpi_environment import SIZES, launched_by_mpi, prepare
+from hvd_compress.engines.sockets import SocketEngine
 from hvd_compress.errors import CommunicationError, UsageError
+from hvd_compress.membership.member import member
 
 _made = 0
 """Groups, which have a name each: all ranks have made as many."""
@@ -26,13 +28,18 @@ _OF_TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 def start(timeout_s: float) -> tuple[Engine, Callable[[], None]]:
     """Return an engine over all ranks of the job, and what ends what was begun for it. Collective over them.
 
-    The program's own process group, if it has made one; that of torchrun, or of whoever sets RANK, WORLD_SIZE,
-    MASTER_ADDR and MASTER_PORT; MPI under mpirun or srun, by mpi4py; or one rank alone.
+    Those that meet where ranks come and go; the program's own process group, if it has made one; that of torchrun, or
+    of whoever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; MPI under mpirun or srun, by mpi4py; or one rank
+    alone.
 
     Raises:
         UsageError: a launcher has started several processes, and nothing here can make them meet.
         CommunicationError: some of them do not come within timeout_s.
+        JobEndedError: as Member.meet().
     """
+    if (own := member(timeout_s)) is not None:
+        among = SocketEngine(own.meet(), timeout_s)
+        return among, among.close
     if dist.is_available() and dist.is_initialized():
         return _over_torch(timeout_s), lambda: None
     if all(variable in os.environ for variable in _OF_TORCH):

@@ -11,6 +11,7 @@ from typing import Any
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import CommunicationError, ConfigError, HvdCompressError, NotInitializedError
+from hvd_compress.membership.member import member
 from hvd_compress.runtime.runtime import Runtime
 from hvd_compress.runtime.start import start
 from hvd_compress.settings import Settings
@@ -116,6 +117,24 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
     if _world is not None:
         return
     settings = Settings.from_environment()
+    own = member(settings.timeout_s)
+    while True:
+        try:
+            _world = _met(settings, comm)
+            break
+        except CommunicationError as error:
+            if own is None:
+                raise
+            own.fail(f"init() failed: {error}")  # a rank may have ended meanwhile: those that are left meet again
+    if own is not None:
+        own.when_over(_world.runtime.lose)
+    global_process_set.ranks = list(range(_world.engine.world_size))
+    _end = at_end(_world.runtime, _world.close)
+    for each in process_sets if process_sets and not isinstance(process_sets, str) else ():
+        add_process_set(each)
+
+
+def _met(settings: Settings, comm: Any) -> World:
     engine, end_engine = start(settings.timeout_s)
     try:
         engine = _part(engine, comm) if comm else engine
@@ -127,11 +146,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
         if isinstance(error, RuntimeError) and not isinstance(error, HvdCompressError):  # of gloo
             raise CommunicationError(f"rank {engine.rank}: init() failed, as another rank may have: {error}") from error
         raise
-    _world = World(runtime, engine, end_engine, hosts)
-    global_process_set.ranks = list(range(engine.world_size))
-    _end = at_end(_world.runtime, _world.close)
-    for each in process_sets if process_sets and not isinstance(process_sets, str) else ():
-        add_process_set(each)
+    return World(runtime, engine, end_engine, hosts)
 
 
 def _part(engine: Engine, comm: Any) -> Engine:

@@ -26,11 +26,17 @@ def save(session: Session, rank: int, world_size: int, shard: str = "") -> dict[
     return {
         "step": session.step,
         "loss_scale": session.loss_scale.scale,
-        "buckets": [list(layout.names) for layout in session.buckets.layouts] if session.cuts_stand else [],
+        "buckets": _cuts(session),
         "choice": session.policy.chosen() if session.policy is not None else session.loaded.choice,
         "remembers": bool(residuals or states),
         "ranks": {name_of(rank, world_size) + shard: {"residuals": residuals, "states": states}},
     }
+
+
+def _cuts(session: Session) -> list[list[str]]:
+    if session.policy is None:
+        return [list(names) for names in session.loaded.cuts]
+    return [list(layout.names) for layout in session.buckets.layouts] if session.cuts_stand else []
 
 
 def _remembered(session: Session) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:

@@ -74,7 +74,10 @@ class StepReport:
 
     @property
     def share(self) -> float:
-        """What was sent of gradients and, by FSDP2's gathers, of parameters, over the same without compression."""
+        """What was sent of what is compressed, over the same without compression.
+
+        Of gradients; and of parameters, where compress() of FSDP2 was given parameters=, else not.
+        """
         dense_bytes = self.dense_bytes + self.dense_parameter_bytes
         return (self.sent_bytes + self.parameter_bytes) / dense_bytes if dense_bytes else 1.0
 

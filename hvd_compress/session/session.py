@@ -203,6 +203,16 @@ class Session:
             raise UsageError(f"step {self.step} is on its way: drop it when it is over, before the next backward pass")
         self.buckets.take_back()
 
+    def keep_step(self) -> None:
+        """A step has failed here, and ended on another rank, which has what this one sent: remember what it left.
+
+        Results are that rank's to give. A bucket that was not handed over here had nothing to send.
+        """
+        for number, bucket in enumerate(self.buckets.every):
+            if self.buckets.is_launched(number):
+                bucket.commit()
+        self.step += 1
+
     def begin_step(self, buckets: Sequence[int] | None = None) -> None:
         """A step begins: before its first bucket is handed over. Later calls in the same step change nothing.
 

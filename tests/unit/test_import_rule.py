@@ -73,8 +73,9 @@ ALLOWED = {
         "payload",
         "papers.family",  # for type checkers alone
     },
-    "engines": {"engines", "errors", "extras"},
-    "runtime": {"runtime", "engines", "errors", "settings", "warned"},
+    "engines": {"engines", "errors", "extras", "native.links"},
+    "membership": {"membership", "engines.dialing", "engines.sockets", "errors"},
+    "runtime": {"runtime", "engines", "errors", "membership.member", "settings", "warned"},
     "collectives": {
         "guests",
         "collectives",
@@ -153,7 +154,7 @@ ALLOWED = {
 }
 """What the modules of a room may import of this package."""
 
-FRONT = {"__init__", "cli", "compression", "ddp", "frontends", "fsdp", "integrations", "local", "torch"}
+FRONT = {"__init__", "cli", "compression", "ddp", "elastic", "frontends", "fsdp", "integrations", "local", "torch"}
 """Front ends, and what users call: they see everything."""
 
 GUEST_ROOMS = {guest.folder.partition("/")[0] for guest in GUESTS}

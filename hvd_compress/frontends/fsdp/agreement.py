@@ -12,8 +12,8 @@ from torch import distributed as dist
 from hvd_compress.engines.arrivals import describe
 from hvd_compress.errors import CommunicationError, ConfigError
 
-_made: Counter[str] = Counter()
-"""By ranks and parameters, how often they have compared: all compress such models in one order."""
+_made: Counter[tuple[int, ...]] = Counter()
+"""By ranks, how often they have compared: all compress their models in one order."""
 
 
 class GatherAgreement:
@@ -27,14 +27,14 @@ class GatherAgreement:
 
         Args:
             words: how this rank gathers.
-            names: of the parameters: another model has others, and its ranks compare apart.
+            names: of the parameters, trained or not.
             timeout_s: how long check() waits.
         """
-        self._words, self._timeout_s = words, timeout_s
-        self._ranks = dist.get_process_group_ranks(group)
-        of = f"{self._ranks}/{zlib.crc32(' '.join(names).encode())}"
-        _made[of] += 1
-        name = f"hvd_compress_gathers/{of}/{_made[of]}"
+        self._timeout_s, self._ranks = timeout_s, dist.get_process_group_ranks(group)
+        _made[tuple(self._ranks)] += 1
+        name = f"hvd_compress_gathers/{self._ranks}/{_made[tuple(self._ranks)]}"
+        digest = zlib.crc32(" ".join(sorted(names)).encode())
+        words = f"{words}, of a model with {len(names)} parameters ({digest:08x})"
         self._store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
         self._same = f"as/{zlib.crc32(words.encode())}"
         self._is_checked = False
@@ -57,11 +57,14 @@ class GatherAgreement:
         except RuntimeError as error:
             missing = [rank for rank in self._ranks if not self._store.check([self._key(rank)])]
             raise CommunicationError(
-                f"no gather of parameters within {self._timeout_s:g} s: {describe(missing, '')} at compress(), which "
-                "all ranks call before the first forward pass"
+                f"ranks have not all called compress() within {self._timeout_s:g} s (HVD_COMPRESS_TIMEOUT_S): "
+                f"{describe(missing, '')} there. Call it on all ranks, before the first forward pass"
             ) from error
         if self._store.add(self._same, 0) != len(self._ranks):
-            raise ConfigError(f"ranks gather parameters in different ways: {self._differences()}; pass the same")
+            raise ConfigError(
+                f"ranks gather parameters in different ways, or of different models: {self._differences()}; pass the "
+                "same to compress() on all ranks, for the same models in the same order"
+            )
         self._is_checked = True
 
     def _differences(self) -> str:

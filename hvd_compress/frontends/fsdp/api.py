@@ -37,7 +37,7 @@ from hvd_compress.warned import warn_caller
 
 _exchanges: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[GradientExchange]] = weakref.WeakKeyDictionary()
 """By the root module, which holds its exchange: that holds the modules."""
-_asked: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, ...]] = weakref.WeakKeyDictionary()
+_asked: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, Any]] = weakref.WeakKeyDictionary()
 """What compress() was called with."""
 _local: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
@@ -64,8 +64,8 @@ def compress(
 ) -> Any:
     """Send the gradients of an FSDP2 model compressed, from its next backward pass on, and perhaps its parameters.
 
-    Call it on every rank, after fully_shard() was called for the submodules and the root. What is compressed follows
-    from the mesh:
+    Call it on every rank, after fully_shard() was called for the submodules and the root, and before the first forward
+    pass. What is compressed follows from the mesh:
 
     | mesh of fully_shard() | what travels compressed |
     | --- | --- |
@@ -74,10 +74,9 @@ def compress(
     | one, and `replicas` | the same |
     | that of composable replicate() | the all-reduce |
 
-    Nothing is communicated before the first backward pass, in which ranks compare their settings; how they gather
-    parameters they tell each other by the job's store, and compare before the first forward pass. Gradients are
-    complete when backward() returns. Accumulation by set_requires_gradient_sync(False), clipping and mixed precision
-    work as without it.
+    How they gather parameters ranks tell each other by the job's store, and wait for that in the first forward pass; in
+    the first backward pass they compare the rest of their settings. Gradients are complete when backward() returns.
+    Accumulation by set_requires_gradient_sync(False), clipping and mixed precision work as without it.
 
     With `parameters`, what FSDP gathers travels in few bits, in its forward and its backward pass: weights are rounded
     to nearest, in blocks, as ZeRO++ does (Wang et al. 2023, Section 3.1), or what has changed in them. All ranks
@@ -93,7 +92,7 @@ def compress(
         replicas: the ranks that have the same shards, where the model was sharded over a mesh within a host alone.
         parameters: int8(), int4(), bf16() or dense(); differences(int4()) of hvd_compress.fsdp, which keeps a copy of
             the whole model on each rank; or auto(), which chooses from dense, bf16 and int8 by some 30 real steps. None
-            leaves gathers to FSDP.
+            leaves gathers to FSDP. Where shards lie within one host, as HSDP's do, leave it out: it saves nothing.
         exact: names of other parameters that travel as they are, or patterns, such as "embed.*".
 
     Returns:
@@ -105,6 +104,8 @@ def compress(
         UsageError: compress() was called with something else before.
     """
     given, model = model, original_of(model)
+    if isinstance(compression, Gathers):
+        raise ConfigError("differences() is how parameters are gathered: pass it as parameters=, after a compression")
     check_request(compression)
     form, exact = None if parameters is None else for_gathers(parameters), checked_patterns(exact)
     if isinstance(model, torch.nn.Module) and (ddp := ddp_of(model, make=True)) is not None:
@@ -117,9 +118,21 @@ def compress(
         return given
     require_sharded(model)
     require_not_local(model)
-    asked = compression, feedback, replicas, parameters, exact
+    asked = {
+        "compression": compression,
+        "feedback": feedback,
+        "replicas": replicas,
+        "parameters": parameters,
+        "exact": exact,
+    }
     if _is_compressed(model, asked):
         return given
+    for name, module in model.named_modules():
+        if module is not model and is_compressed(module):
+            raise UsageError(
+                f"compress() was called for {name} already, which is a part of this model: shard a new model, and call "
+                "it for the root alone"
+            )
     groups = groups_of(model)
     over, scatters = _over(groups, replicas)
     request = (for_shards if scatters else for_replicas)(compression, feedback)
@@ -128,9 +141,10 @@ def compress(
             "parameters=auto() is chosen by steps in which gradients are exchanged, and this mesh has one replica: "
             "call fully_shard() with a mesh of one dimension, or name a form"
         )
-    exchange = _made(model, groups, request, over, scatters)
+    settings = settings_of(over)
+    exchange = _made(model, groups, request, over, scatters, settings)
     after = WARM_UP if scatters else SEARCH_STEPS
-    exchange.gathers, agree = gather(model, groups, form, exact, settings_of(over), after)
+    exchange.gathers, agree = gather(model, groups, form, exact, settings, after)
     if exchange.gathers is not None:
         exchange.session.reporting.gathers = exchange.gathers.bytes.take
     exchange.handle.front = FrontEnd(
@@ -176,13 +190,13 @@ def require_not_local(model: torch.nn.Module) -> None:
         raise UsageError("the replicas of this model take local steps already: shard a new model to change that")
 
 
-def _is_compressed(model: torch.nn.Module, asked: tuple[Any, ...]) -> bool:
+def _is_compressed(model: torch.nn.Module, asked: dict[str, Any]) -> bool:
     """Return whether compress() was called before. Raises UsageError where that was with something else."""
     if model not in _exchanges:
         return False
-    if _asked[model] != asked:
+    if others := [name for name, each in asked.items() if _asked[model][name] != each]:
         raise UsageError(
-            "compress() was called for this model with another compression: shard a new model to change it"
+            f"compress() was called for this model with another {', '.join(others)}: shard a new model to change it"
         )
     return True
 
@@ -199,9 +213,13 @@ def _over(groups: list[ParamGroup], replicas: dist.ProcessGroup | None) -> tuple
 
 
 def _made(
-    model: torch.nn.Module, groups: list[ParamGroup], request: Request, over: dist.ProcessGroup, scatters: bool
+    model: torch.nn.Module,
+    groups: list[ParamGroup],
+    request: Request,
+    over: dist.ProcessGroup,
+    scatters: bool,
+    settings: Settings,
 ) -> GradientExchange:
-    settings = settings_of(over)
     connect = partial(
         choose_torch_engine,
         request.engine,

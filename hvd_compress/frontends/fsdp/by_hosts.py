@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,17 +16,22 @@ from hvd_compress.errors import CommunicationError
 from hvd_compress.frontends.fsdp.messages import Messages
 
 _TAGS = 1 << 30
-_of_job: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], HostGather]] = weakref.WeakKeyDictionary()
-"""By the group of all ranks, and the ranks that gather: models that come and go share one connection."""
+_Key = tuple[tuple[int, ...], float]
+_of_job: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[_Key, HostGather]] = weakref.WeakKeyDictionary()
+"""By the group of all ranks, the ranks that gather and their limit: models that come and go share one connection."""
 
 
-def host_gather(group: dist.ProcessGroup) -> HostGather:
-    """Return what gathers over the ranks of a group. Collective where it is new."""
-    of_ranks = _of_job.setdefault(dist.distributed_c10d._get_default_group(), {})
-    ranks = tuple(dist.get_process_group_ranks(group))
-    if ranks not in of_ranks:
-        of_ranks[ranks] = HostGather(group)
-    return of_ranks[ranks]
+def host_gather(group: dist.ProcessGroup, timeout_s: float) -> HostGather:
+    """Return what gathers over the ranks of a group. Collective where it is new.
+
+    Args:
+        timeout_s: how long ranks may let each other wait; the same on all.
+    """
+    of_job = _of_job.setdefault(dist.distributed_c10d._get_default_group(), {})
+    key = tuple(dist.get_process_group_ranks(group)), timeout_s
+    if key not in of_job:
+        of_job[key] = HostGather(group, timeout_s)
+    return of_job[key]
 
 
 class HostGather:
@@ -38,11 +44,12 @@ class HostGather:
     cross each host's line in each direction. Here it is one latency, and as many messages as other hosts have ranks.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
         """Learn which ranks share a host. Collective."""
         self._ranks, self._own = dist.get_process_group_ranks(group), group.rank()
         # Apart from messages of the program, which may have any tag.
-        self._group: Any = dist.new_group(self._ranks, backend="gloo", use_local_synchronization=True)
+        limit = timedelta(seconds=timeout_s)
+        self._group: Any = dist.new_group(self._ranks, limit, "gloo", use_local_synchronization=True)
         self._tag = 0
         own = torch.tensor([zlib.crc32(host_identity().encode())])
         found = torch.empty(len(self._ranks), dtype=own.dtype)

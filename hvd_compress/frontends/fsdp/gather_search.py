@@ -27,6 +27,7 @@ class GatherSearch:
 
     Attributes:
         reason: why the form was chosen, in words; empty until then.
+        found_s: the median seconds of a step with each form, by its name; empty until then.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class GatherSearch:
         self._began_s = 0.0
         self.choice: int | None = None
         self.reason = ""
+        self.found_s: dict[str, float] = {}
         use(self._steps[0])
 
     def end_step(self, agree: Agree) -> None:
@@ -86,7 +88,8 @@ class GatherSearch:
         near = next(form for form, each_s in enumerate(found_s) if each_s <= (1 + MARGIN) * best_s)
         self.choice = near
         self._use(near)
-        told = ", ".join(f"{name} {each_s:.3g} s" for name, each_s in zip(self._forms, found_s, strict=True))
+        self.found_s = dict(zip(self._forms, found_s, strict=True))
+        told = ", ".join(f"{name} {each_s:.3g} s" for name, each_s in self.found_s.items())
         self.reason = f"{self._forms[near]}: the first within {MARGIN:.0%} of the shortest step ({told})"
         if dist.get_rank() == 0:
             log.info("parameters are gathered as %s", self.reason)

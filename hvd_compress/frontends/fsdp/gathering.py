@@ -20,6 +20,7 @@ from hvd_compress.frontends.fsdp.messages import Differences, Weights
 from hvd_compress.frontends.fsdp.pieces import Pieces, check_patterns, require_untied
 from hvd_compress.native.blocks import MAX_BLOCK
 from hvd_compress.settings import Settings
+from hvd_compress.warned import warn_caller
 
 
 class ParameterGathers:
@@ -39,6 +40,7 @@ class ParameterGathers:
         exact: Sequence[str],
         asked: str,
         before: Callable[[], None],
+        timeout_s: float,
     ) -> None:
         """Nothing is communicated yet.
 
@@ -48,10 +50,11 @@ class ParameterGathers:
             exact: patterns of the names of parameters that travel as they are.
             asked: as the attribute.
             before: called before each gather; raises what keeps ranks from one.
+            timeout_s: how long ranks may let each other wait.
         """
         self.bytes, self._exact = GatheredBytes(), exact
         self.search: GatherSearch | None = None
-        self._over = groups[0].shard_group
+        self._over, self._timeout_s = groups[0].shard_group, timeout_s
         self.asked = asked
         self._comms = [(group, AllGatherComm(group, self.bytes, before, lambda: self._by_hosts)) for group in groups]
         self._differences: dict[str, Differences] = {}
@@ -68,11 +71,18 @@ class ParameterGathers:
     @cached_property
     def _by_hosts(self) -> HostGather:
         assert self._over is not None
-        return host_gather(self._over)
+        return host_gather(self._over, self._timeout_s)
 
     def figures(self) -> dict[str, float]:
         """Return what metrics show."""
-        return {f"gathers/{self.form.words}": 1.0}
+        tried = {} if self.search is None else self.search.found_s
+        form = self.form if self.saves else Gathers()
+        return {f"gathers/{form.words}": 1.0, **{f"step_s_of_gathers/{name}": each for name, each in tried.items()}}
+
+    @property
+    def saves(self) -> bool:
+        """Whether some parameters travel in few bits."""
+        return any(comm.travels is not None for _, comm in self._comms)
 
     def end_step(self, agree: Agree) -> None:
         """A step is over, on all ranks.
@@ -155,7 +165,13 @@ def gather(
     agreement = GatherAgreement(words, names, shards, settings.timeout_s)
     if form is None:
         return None, agreement.check
-    found = ParameterGathers(every, SEARCHED[0] if form.is_searched else form, exact, words, agreement.check)
+    first = SEARCHED[0] if form.is_searched else form
+    found = ParameterGathers(every, first, exact, words, agreement.check, settings.timeout_s)
+    if form.encoding is not None and not found.saves:
+        warn_caller(
+            "parameters= changes nothing: all are small, have one dimension, are named by exact=, or travel in as few "
+            "bits already. Leave it out"
+        )
     for group in every:  # any part of the model may be loaded
         for module in group.holders:
             module.register_load_state_dict_post_hook(partial(found.forget, group.name))  # type: ignore[no-untyped-call]
@@ -186,8 +202,9 @@ def require_gathers(group: ParamGroup) -> None:
     dtypes = sorted({str(dtype) for dtype in group.gather_dtypes})
     if len(dtypes) != 1 or group.gather_dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise UnsupportedError(
-            f"parameters of {group.name} are gathered as {', '.join(dtypes)}: call fully_shard() for modules of one "
-            "dtype each, float32, bfloat16 or float16, or leave parameters= out"
+            f"parameters of {group.name} are gathered as {', '.join(dtypes)}: give fully_shard() an mp_policy with one "
+            "param_dtype for all, as MixedPrecisionPolicy(param_dtype=torch.bfloat16), or call it for modules of one "
+            "dtype each, float32, bfloat16 or float16; or leave parameters= out"
         )
     for shard in group.every:
         if hasattr(shard.local(), "fsdp_pre_all_gather"):

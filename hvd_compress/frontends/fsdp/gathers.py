@@ -16,9 +16,9 @@ from hvd_compress.native import BlockFormat
 from hvd_compress.policies import Auto
 from hvd_compress.request.request import Request
 
-CARRIED = "int8(), int4(), bf16(), dense() or auto(), or differences(int4())"
+CARRIED = "int8(), int4(), bf16(), dense() or auto(), or hvd_compress.fsdp.differences(int4())"
 _ENCODINGS = (AsDtype(torch.bfloat16), *(InBlocks(BlockFormat(bits, 64 << n)) for bits in (8, 4) for n in range(5)))
-"""What was measured, of those that there are."""
+"""Of those that there are, the ones with bits and blocks that weights of a model can do with."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def for_gathers(asked: Any) -> Gathers:
     if inspect.isfunction(asked):
         check_request(asked)
     if not isinstance(asked, Request):
-        raise ConfigError(f"parameters={asked!r} is no compression: pass {CARRIED} of Compression")
+        raise ConfigError(f"parameters={asked!r} is no compression: pass {CARRIED}, the others of Compression")
     compressor, policy = asked.compressor, asked.policy
     if not asked.feedback.keeps_all:
         raise ConfigError(

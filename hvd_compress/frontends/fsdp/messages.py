@@ -117,6 +117,7 @@ class Differences(Weights):
         self._copy: torch.Tensor | None = None
         self._exact: torch.Tensor  # as gathered last, (ways, numel of what travels as it is)
         self._loaded: torch.Tensor | None = None
+        self._is_old = False  # the copy, since parameters or a copy were loaded
         self._rank = self._count = 0
 
     def gather(self, shard: torch.Tensor, rank: int, start: Start) -> Finish:
@@ -126,14 +127,14 @@ class Differences(Weights):
         return lambda out: self._end(few, exact, messages(), start, out)
 
     def kept(self) -> Finish | None:
-        return None if self._copy is None else self._write
+        return None if self._copy is None or self._is_old else self._write
 
     def saved(self) -> torch.Tensor:
         """Return this rank's part of the copy, on the CPU; NaN where there is none, so that it can be loaded into."""
-        if self._copy is not None:
-            return self._copy[self._rank].to("cpu", copy=True)
         if self._loaded is not None:
             return self._loaded
+        if self._copy is not None and not self._is_old:
+            return self._copy[self._rank].to("cpu", copy=True)
         return torch.full((self._pieces.few_numel,), torch.nan, dtype=self._dtype)
 
     def require_fits(self, name: str, saved: Any) -> None:
@@ -149,31 +150,34 @@ class Differences(Weights):
     def load(self, saved: torch.Tensor | None) -> None:
         """Make the copy anew in the next gather, with this in this rank's part; None for exact parameters."""
         is_one = saved is not None and not bool(saved.isnan().all())
-        self._copy, self._loaded = None, saved.detach().clone() if saved is not None and is_one else None
+        self._is_old, self._loaded = True, saved.detach().clone() if saved is not None and is_one else None
 
     def forget(self) -> None:
         """Parameters were loaded: gather them exactly. What load() has brought and no gather has used yet stays."""
-        self._copy = None
+        self._is_old = True
 
     def _packed(self, few: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-        """Return the message of a difference; of nothing where there is no copy."""
-        change = torch.zeros_like(few) if self._copy is None else few - self._copy[self._rank]
+        """Return the message of a difference; of nothing where there is no copy, or an old one."""
+        copy, self._is_old = None if self._is_old else self._copy, False
+        change = torch.zeros_like(few) if copy is None else few - copy[self._rank]
         message = self._message.pack(change, exact)
         trailer = message[-ALIGN:].view(torch.int64)
         trailer[0] = self._count
-        trailer[1] = self._copy is None
-        if self._copy is not None:  # on a GPU without waiting for it
-            trailer[1] = change.norm() > FAR * few.norm()
+        trailer[1] = True if copy is None else change.norm() > FAR * few.norm()
         return message
 
     def _end(
         self, few: torch.Tensor, exact: torch.Tensor, messages: torch.Tensor, start: Start, out: torch.Tensor
     ) -> None:
-        counts, wants = messages[:, -ALIGN:].contiguous().view(torch.int64).T.tolist()
+        counts, wants = self._trailers(messages)
         if len(set(counts)) > 1 or any(wants):
-            self._copy, has_moved = self._made_copy(few, exact, start)
-            if has_moved:
-                self._take(start(self._packed(few, exact))())
+            is_loaded = self._make_copy(few, exact, start)
+            if is_loaded:  # parameters have moved since
+                messages = start(self._packed(few, exact))()
+                if any(self._trailers(messages)[1]):  # further than checkpoints of one training do
+                    self._make_copy(few, exact, start)
+                else:
+                    self._take(messages)
         else:
             self._take(messages)
         self._count = max(counts) + 1
@@ -181,17 +185,25 @@ class Differences(Weights):
         assert self._copy is not None
         torch.nan_to_num_(self._copy, 0.0, 0.0, 0.0)  # what is not finite is so in this gather alone
 
-    def _made_copy(self, few: torch.Tensor, exact: torch.Tensor, start: Start) -> tuple[torch.Tensor, bool]:
-        """Return the copy, and whether it is of a checkpoint, after which parameters have moved; same on all ranks."""
-        loaded, self._loaded = self._loaded, None
+    def _trailers(self, messages: torch.Tensor) -> tuple[list[int], list[int]]:
+        """Return by rank how many gathers it has taken part in, and whether it wants exact parameters.
+
+        The host waits for the messages here, on a GPU, too.
+        """
+        counts, wants = messages[:, -ALIGN:].contiguous().view(torch.int64).T.tolist()
+        return counts, wants
+
+    def _make_copy(self, few: torch.Tensor, exact: torch.Tensor, start: Start) -> bool:
+        """Make the copy anew; return whether it is of a checkpoint on some rank. The same on all."""
+        loaded, self._loaded, self._copy = self._loaded, None, None
         message = self._first.pack(few if loaded is None else loaded.to(few), exact)
         message[-ALIGN:] = loaded is not None
         messages = start(message)()
         with torch.inference_mode(False):  # an inference tensor could not be updated in training
-            copy = few.new_empty(messages.shape[0], few.numel())
-        self._first.read_few(messages, copy)
+            self._copy = few.new_empty(messages.shape[0], few.numel())
+        self._first.read_few(messages, self._copy)
         self._exact = self._first.exact_of(messages).clone()
-        return copy, bool(messages[:, -ALIGN:].any())
+        return bool(messages[:, -ALIGN:].any())
 
     def _take(self, messages: torch.Tensor) -> None:
         assert self._copy is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,8 +88,11 @@ def check_patterns(groups: Sequence[ParamGroup], patterns: Sequence[str]) -> Non
     """Raise ConfigError where a pattern matches no parameter."""
     names = [shard.name for group in groups for shard in group.every]
     for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
-            raise ConfigError(f"exact= names {pattern!r}, and no parameter is called so; there is {names[0]!r}")
+        if fnmatch.filter(names, pattern):
+            continue
+        near = difflib.get_close_matches(pattern, names, n=1, cutoff=0.0)[0]
+        within = f"{pattern}.*" if fnmatch.filter(names, f"{pattern}.*") else near
+        raise ConfigError(f"exact= names {pattern!r}, and no parameter is called so; write {within!r}, for example")
 
 
 def require_untied(model: torch.nn.Module, groups: Sequence[ParamGroup]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -86,16 +86,34 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         if not process_set.included():
             return wrap(optimizer, names, None, backward_passes_per_step, rank=0, size=1)
         parameters = {name: parameter for parameter, name in trained.items()}
-        arrivals = choose_arrivals(compression.engine, process_set, hvd)
+        asked = compression.beside("sgd" if isinstance(optimizer, torch.optim.SGD) else "adam")
         with recorded_once(Settings.from_environment(), of_all=not process_set.process_set_id) as settings:
-            asked = compression.beside("sgd" if isinstance(optimizer, torch.optim.SGD) else "adam")
-            asked = request_of(asked, process_set.size(), settings)
-            connect = partial(_connect, compression.engine, process_set, settings)
-            reducer = Reducer(parameters, asked, connect, options, settings, arrivals=arrivals)
-            wrapped = wrap(optimizer, names, reducer, backward_passes_per_step, process_set.rank(), process_set.size())
+            make = partial(_reducer, parameters, asked, options, settings, process_set)
+            wrapped = wrap(optimizer, names, make(), backward_passes_per_step, process_set.rank(), process_set.size())
+    _makes[wrapped] = make
     if named_parameters is None:
         _tell_of_another(wrapped)
     return wrapped
+
+
+def _reducer(
+    parameters: dict[str, torch.Tensor], asked: Request, options: ReduceOptions, settings: Settings, process_set: Any
+) -> Reducer:
+    request, arrivals = request_of(asked, process_set.size(), settings), choose_arrivals(asked.engine, process_set, hvd)
+    connect = partial(_connect, asked.engine, process_set, settings)
+    return Reducer(parameters, request, connect, options, settings, arrivals=arrivals)
+
+
+_makes: weakref.WeakKeyDictionary[ReducingOptimizer, Callable[[], Reducer]] = weakref.WeakKeyDictionary()
+"""What makes the reducer of a distributed optimizer over the ranks that have met."""
+
+
+def renew(optimizer: torch.optim.Optimizer, counts: bool) -> None:
+    """Let a distributed optimizer exchange over the ranks that have met now. `counts`: as ReducingOptimizer.renew()."""
+    if isinstance(optimizer, ReducingOptimizer) and optimizer in _makes:
+        optimizer.renew(_makes[optimizer](), hvd.rank(), hvd.size(), counts=counts)
+    elif isinstance(optimizer, uncompressed.UncompressedOptimizer):
+        optimizer.renew()
 
 
 def _check_uncompressed(compression: Any) -> None:
@@ -151,9 +169,9 @@ def _without_compression(
 def _require_started() -> None:
     if os.environ.get("HOROVOD_ELASTIC") == "1":
         raise UnsupportedError(
-            "elastic jobs change their ranks, which this version cannot follow: take Compression.none on Horovod's "
-            "runtime (HVD_COMPRESS_RUNTIME=horovod), or save checkpoints and let torchrun --max-restarts "
-            "start all ranks again"
+            "Horovod's elastic jobs change their ranks, which a compression cannot follow there: launch with "
+            "`hvd-compress run --min-np` and HVD_COMPRESS_RUNTIME=torch, or take Compression.none on Horovod's runtime "
+            "(HVD_COMPRESS_RUNTIME=horovod)"
         )
     if not hvd.is_initialized():
         raise UsageError("hvd.init() comes first: without it there are no ranks to train with")

@@ -27,6 +27,11 @@ class _Stock:
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = weakref.ref(optimizer)
 
+    @property
+    def is_retired(self) -> bool:
+        """Never: Horovod's own goes on."""
+        return False
+
     def require_idle(self) -> None:
         """Horovod alone knows."""
 

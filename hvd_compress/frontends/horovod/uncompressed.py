@@ -102,6 +102,11 @@ class UncompressedOptimizer(torch.optim.Optimizer):
         self._hooks = GradientHooks(watched, comes, partial(_tell, me, UncompressedOptimizer._ready))
         register(self, names)
 
+    @property
+    def is_retired(self) -> bool:
+        """Whether another optimizer exchanges the gradients of these parameters now."""
+        return self._retired
+
     def require_idle(self) -> None:
         """Raise UsageError where gradients are on their way."""
         self._require_idle("wrapping the parameters of a distributed optimizer again")
@@ -111,6 +116,19 @@ class UncompressedOptimizer(torch.optim.Optimizer):
         self._retired = True
         for handle in self._hooks.handles:
             handle.remove()
+
+    @property
+    def is_by_adasum(self) -> bool:
+        """Whether what steps change is combined."""
+        return bool(self._allreduce.op == hvd.Adasum)
+
+    def renew(self) -> None:
+        """Exchange gradients over the ranks that have met now."""
+        if self._is_distributed:
+            self.retire()
+        for parameter in self._parameter_names:
+            parameter.grad = None  # it may have been summed on some ranks
+        self._attach(self._parameter_names, self._allreduce, self.backward_passes_per_step)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Not supported: it holds hooks."""

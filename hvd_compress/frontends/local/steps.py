@@ -36,6 +36,11 @@ _taken: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 """Optimizers that take local steps."""
 
 
+def takes_local_steps(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether something exchanges what this optimizer has learned, once in several steps."""
+    return optimizer in _taken
+
+
 class LocalSteps:
     """Exchanges what an optimizer has learned once in several of its steps, instead of gradients in each.
 
@@ -92,7 +97,7 @@ class LocalSteps:
         check_outer(outer)
         check_rounds(every, start_after, fragments, delay, mix)
         check_auto(request, start_after, fragments)
-        if optimizer in _taken:
+        if takes_local_steps(optimizer):
             raise UsageError(
                 "this optimizer takes local steps already, and both would exchange: make a new one over the parameters"
             )

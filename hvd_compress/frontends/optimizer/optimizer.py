@@ -26,8 +26,10 @@ from hvd_compress.frontends.optimizer import refusals
 from hvd_compress.frontends.optimizer.named_parameters import trainable
 from hvd_compress.frontends.optimizer.reducer import Reducer
 from hvd_compress.frontends.optimizer.watchers import register, replaced
+from hvd_compress.frontends.optimizers import load_in_place
 from hvd_compress.request.request import Request
 from hvd_compress.services.base import Rollouts
+from hvd_compress.session import checkpoint
 from hvd_compress.settings import Settings
 from hvd_compress.warned import warn_caller
 
@@ -82,6 +84,11 @@ class ReducingOptimizer(torch.optim.Optimizer):
         )
         self._detach = at_end(self, _detach, self._hooks.handles, reducer)
 
+    @property
+    def is_retired(self) -> bool:
+        """Whether another optimizer exchanges the gradients of these parameters now."""
+        return self._retired
+
     def require_idle(self) -> None:
         """Raise UsageError where gradients are on their way, unless an error has ended all exchanges."""
         if self._reducer is None or not self._reducer.failed:
@@ -91,6 +98,29 @@ class ReducingOptimizer(torch.optim.Optimizer):
         """Another optimizer exchanges the gradients of these parameters now. The state can still be read."""
         self._retired = True
         self._detach()
+
+    def renew(self, reducer: Reducer, rank: int, size: int, *, counts: bool) -> None:
+        """Exchange gradients over other ranks from now on: after a step that has failed, or between two steps.
+
+        What compression remembers on this rank stays, so that the sum over the ranks that are left is what it was.
+
+        Args:
+            reducer: over the ranks that have met now, of whom this is `rank` of `size`.
+            counts: whether the failed step has ended on another rank, whose results this one takes over.
+        """
+        session, scaler = self.handle.session, self.handle.session.loss_scale.scaler
+        self._detach()  # its threads end
+        if counts and not self._synchronized:
+            session.keep_step()
+        elif self._synchronized and not counts:  # exchanged, and applied on no rank
+            session.drop_step()
+        saved = checkpoint.save(session, rank, size)
+        for parameter in self._names:
+            parameter.grad = None  # it may never arrive
+        self._attach(self._names, reducer, self.backward_passes_per_step, rank, size)
+        if scaler is not None:
+            self.handle.follow_loss_scale(scaler)
+        self._load_own(saved)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Not supported: it holds threads, hooks and connections."""
@@ -238,15 +268,8 @@ class ReducingOptimizer(torch.optim.Optimizer):
             UsageError: gradients are being exchanged.
         """
         self._require_rest("load_state_dict()")
-        groups, state = self.param_groups, self.state
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != STATE_KEY})
-        for group, loaded in zip(groups, self.param_groups, strict=True):
-            group.clear()
-            group.update(loaded)
-        loaded_state = dict(self.state)
-        state.clear()
-        state.update(loaded_state)
-        self.param_groups, self.state = groups, state
+        theirs = {key: value for key, value in state_dict.items() if key != STATE_KEY}
+        load_in_place(self, partial(super().load_state_dict, theirs))
         self._delay = dict.fromkeys(self._delay, self.backward_passes_per_step)
         self._should_synchronize = True
         carried = self._take_carried()

@@ -16,6 +16,10 @@ from hvd_compress.errors import UsageError
 class Watcher(Protocol):
     """A distributed optimizer: hooks on its parameters show it every gradient."""
 
+    @property
+    def is_retired(self) -> bool:
+        """Whether another one exchanges the gradients of its parameters now."""
+
     def require_idle(self) -> None:
         """Raise UsageError while gradients are being exchanged."""
 
@@ -31,6 +35,12 @@ def register(watcher: Watcher, parameters: Iterable[torch.Tensor]) -> None:
     """A new optimizer watches these parameters, which live as long as it does."""
     with _lock:
         _live[watcher] = frozenset(map(id, parameters))
+
+
+def watching() -> list[Watcher]:
+    """Return those that exchange gradients now."""
+    with _lock:
+        return [watcher for watcher in _live if not watcher.is_retired]
 
 
 @contextmanager

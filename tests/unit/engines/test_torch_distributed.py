@@ -49,7 +49,7 @@ def test_promise_of_one_rank(promise, alone: None) -> None:
 
 
 def test_the_library_names_backend_and_torch(alone: None) -> None:
-    assert TorchEngine().library == f"Gloo of torch {torch.__version__}"
+    assert TorchEngine().library == f"sockets and Gloo of torch {torch.__version__}"
 
 
 def test_a_rank_outside_of_the_group_is_an_error(alone: None) -> None:
@@ -319,10 +319,10 @@ def _prefixes() -> Iterator[str]:
 
 
 def a_part_of_the_ranks(rank: int) -> None:
-    """Over a group of the program, and over that itself. Every rank is in one group."""
+    """Over a group of the program. Every rank is in one group."""
     ranks = [0, 2] if rank != 1 else [1]
     group = dist.new_group(ranks, use_local_synchronization=True)
-    for engine in (TorchEngine(group), TorchEngine(group, shared=True), choose_torch_engine(group=group)):
+    for engine in (TorchEngine(group), choose_torch_engine(group=group)):
         assert (list(engine.ranks), engine.rank, engine.job_size) == (ranks, ranks.index(rank), RANKS)
         tensor = torch.full((4,), float(rank))
         engine.broadcast(tensor, engine.world_size - 1)

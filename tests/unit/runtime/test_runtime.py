@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from hvd_compress.engines import dialing
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import run_ranks
 from hvd_compress.errors import CommunicationError, ConfigError, UsageError
@@ -376,7 +377,7 @@ def test_who_loses_its_runtime_says_so_to_all(monkeypatch: pytest.MonkeyPatch) -
 def test_ranks_call_rank_0_by_ipv4_and_ipv6(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if ":" in address and not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
-    monkeypatch.setattr(connections, "_addresses", lambda: [address])
+    monkeypatch.setattr(dialing, "_addresses", lambda interface: [address])
 
     def body(runtime: Runtime, rank: int) -> Any:
         return run(runtime, ALLREDUCE, "x", torch.ones(1), op=SUM).item()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hvd_compress.compressors.encodings import InBlocks
 from hvd_compress.frontends.fsdp.gathers import Gathers
 from hvd_compress.native import block_quantize, block_sum
 
@@ -58,8 +59,11 @@ class Rounded:
         if not few:
             return
         own, before = (torch.cat(parts) for parts in zip(*few, strict=True))
-        found, form = torch.empty_like(own), self._form.encoding.format  # type: ignore[union-attr]
-        block_sum([block_quantize(own - before, None, form)], found, form, 1.0)
+        found, encoding = torch.empty_like(own), self._form.encoding
+        if isinstance(encoding, InBlocks):
+            block_sum([block_quantize(own - before, None, encoding.format)], found, encoding.format, 1.0)
+        else:
+            found.copy_((own - before).bfloat16())
         for (part, _), value in zip(few, torch.split(before + found, [each.numel() for each, _ in few]), strict=True):
             part.copy_(value)
 

@@ -53,7 +53,7 @@ def over_hosts(rank: int) -> None:
     for hosts in ("aabb", "abbb", "abab", "aaaa", "abcd"):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr("hvd_compress.frontends.fsdp.by_hosts.host_identity", partial(hosts.__getitem__, rank))
-            gather = HostGather(dist.group.WORLD)  # type: ignore[arg-type]
+            gather = HostGather(dist.group.WORLD, 60.0)  # type: ignore[arg-type]
         messages = [torch.arange(5, dtype=torch.uint8) + 16 * each for each in range(4)]
         expected = torch.stack(messages)
         if rank % 2:  # one after another, and both at once, as by prefetch

@@ -6,6 +6,7 @@ import tests.unit.frontends.fsdp.supported  # noqa: F401
 
 # isort: split
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -110,7 +111,19 @@ def refusals(rank: int, mesh: Any) -> None:
     def asked(model: Any, form: Any = FORMS[0], **options: Any) -> Callable[[], Any]:
         return lambda: hc.compress(model, C.dense(), parameters=form, **options)
 
-    refused(ConfigError, r"exact= names 'head\.w', and no parameter", asked(sharded(mesh), exact=["head.w"]))
+    for pattern, near in (("head.w", "head.weight"), ("blocks.0", r"blocks\.0\.\*")):
+        words = f"exact= names '{pattern}', and no parameter is called so; write '{near}'"
+        refused(ConfigError, words, asked(sharded(mesh), exact=[pattern]))
+    refused(ConfigError, r"pass it as parameters=", lambda: hc.compress(sharded(mesh), INT4))
+    parts = sharded(mesh)
+    hc.compress(parts.blocks[1], C.int4())
+    refused(hvd_compress.errors.UsageError, r"called for blocks\.1 already.* root alone", asked(parts))
+    for nothing in ({"parameters": C.int8(), "exact": ["*"]}, {"parameters": C.bf16()}):
+        bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        with pytest.warns(UserWarning, match="parameters= changes nothing: .* Leave it out"):
+            model = hc.compress(sharded(mesh, mp_policy=bf16), C.dense(), **nothing)
+        loss_of(model, 0).backward()
+        assert hc.of(model).metrics()["gathers/exactly"] == 1
     refused(ConfigError, r"pass a list of patterns", asked(sharded(mesh), exact="head.weight"))
     refused(ConfigError, r"exact=None are no names", asked(sharded(mesh), exact=None))
     refused(ConfigError, r"this mesh has one replica", asked(sharded(mesh_of(1, 2)), C.auto()))
@@ -129,23 +142,31 @@ def refusals(rank: int, mesh: Any) -> None:
     )
     refused(
         UnsupportedError,
-        r"gathered as torch\.bfloat16, torch\.float32: call fully_shard\(\) for modules of one dtype",
+        r"gathered as torch\.bfloat16, torch\.float32: give .*MixedPrecisionPolicy\(param_dtype=torch\.bfloat16\)",
         asked(sharded(mesh, mp_policy=policy)),
     )
     late = hc.compress(sharded(mesh), C.dense(), parameters=C.int8()).bfloat16()
     refused(UnsupportedError, r"convert the model before compress\(\)", lambda: loss_of(late, 0))
     twice = hc.compress(sharded(mesh), C.dense(), parameters=C.int8())
     assert hc.compress(twice, C.dense(), parameters=C.int8()) is twice
-    refused(hvd_compress.errors.UsageError, "shard a new model", asked(twice, INT4))
+    refused(hvd_compress.errors.UsageError, "another parameters: shard a new model", asked(twice, INT4))
 
 
 def test_ranks_that_ask_for_different_gathers() -> None:
     told = run_ranks(differing, ranks=2)
     for words in told:
-        assert "int8 in blocks of 64; blocks.* exactly on rank 1; pass" in words.pop(2)
-        assert "int8 in blocks of 64 on rank 0, int4 in blocks of 64 on rank 1; pass the same" in words[0]
-        assert "int8 in blocks of 64 on rank 0, as FSDP does on rank 1" in words[1]
-    assert "rank 1 has not arrived at compress()" in told[0][2]
+        ways = [
+            re.findall(r"(?:: |, )([^:,]*), of a model with (\d+) parameters \((\w+)\) on", each) for each in words[:5]
+        ]
+        assert [[way for way, _, _ in each] for each in ways[:3]] == [
+            ["int8 in blocks of 64", "int4 in blocks of 64"],
+            ["int8 in blocks of 64", "as FSDP does"],
+            ["int8 in blocks of 64", "int8 in blocks of 64; blocks.* exactly"],
+        ]
+        assert all(len({told[1:] for told in each}) == 1 for each in ways[:3]), "the same model"
+        assert [count for _, count, _ in ways[3]] == [str(len(list(Model().parameters()))), "2"]
+        assert "rank 0 has 'blocks.1" in words[4], "of what they train, as without parameters="
+    assert "rank 1 has not arrived there. Call it on all ranks" in told[0][5]
 
 
 def differing(rank: int) -> list[str]:
@@ -156,6 +177,16 @@ def differing(rank: int) -> list[str]:
         model = hc.compress(sharded(mesh), C.dense(), **options)
         with pytest.raises(ConfigError) as caught:
             loss_of(model, 0)
+        told.append(str(caught.value))
+    models = [sharded(mesh), sharded(mesh)]
+    if rank == 1:
+        models[0] = fully_shard(nn.Linear(96, 96), mesh=mesh)
+    models[1].blocks[rank].requires_grad_(False)  # the whole of a module, another one on each rank
+    for model in models:
+        hc.compress(model, C.dense(), parameters=C.int8())
+        given = torch.ones(2, 96) if isinstance(model, nn.Linear) else torch.arange(8).view(2, 4)
+        with pytest.raises(ConfigError) as caught:
+            model(given).sum().backward()
         told.append(str(caught.value))
     if rank == 0:
         with pytest.MonkeyPatch.context() as patched:

@@ -19,8 +19,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import hvd_compress.fsdp as hc
-from hvd_compress.errors import ConfigError
-from hvd_compress.frontends.fsdp.messages import Message
+from hvd_compress.errors import CommunicationError, ConfigError
+from hvd_compress.frontends.fsdp.by_hosts import HostGather
+from hvd_compress.frontends.fsdp.messages import Differences, Message
 from hvd_compress.frontends.fsdp.pieces import Pieces
 from tests.unit.frontends.ddp.job import run_ranks
 from tests.unit.frontends.fsdp.gathered import INT4, C, trained, unsharded
@@ -49,6 +50,7 @@ def check_all(rank: int) -> None:
     for check in (
         not_finite,
         loaded,
+        loaded_far,
         resumes,
         of_another_mesh,
         held,
@@ -56,6 +58,7 @@ def check_all(rank: int) -> None:
         by_dcp,
         loaded_on_one_rank,
         written_by_hand,
+        late,
     ):
         check(rank, mesh)
 
@@ -89,6 +92,49 @@ def loaded(rank: int, mesh: Any) -> None:
     part.load_state_dict({name: 2 * each for name, each in part.state_dict().items()})
     for mine, true in zip(unsharded(model)[:2], unsharded(other)[:2], strict=True):
         assert torch.equal(mine, 2 * true)
+
+
+def loaded_far(rank: int, mesh: Any) -> None:
+    """So do weights that are far from the copy that a checkpoint brings, as one of another model."""
+    model, other = trained(mesh, INT4, 3), hc.compress(sharded(mesh), C.dense(), parameters=INT4)
+    with torch.no_grad():
+        for each in other.parameters():
+            local(each).mul_(3)
+    hc.load_state_dict(other, hc.state_dict(model))
+    for mine, true in zip(unsharded(other), other.blocks.parameters(), strict=True):
+        assert torch.equal(mine, true.full_tensor())
+
+
+def test_what_is_loaded_during_a_gather_counts_in_the_next_one() -> None:
+    """As where a module is prefetched and then left out."""
+    differences = Differences(Pieces((slice(0, 8192),), ()), C.int4().compressor.encoding, torch.float32)
+    out, first = torch.empty(1, 8192), torch.randn(8192)
+    shards = [first, *(first + 0.01 * torch.randn(8192) for _ in range(2))]
+
+    def start(message: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return lambda: message[None]
+
+    differences.gather(shards[0], 0, start)(out)
+    finish = differences.gather(shards[1], 0, start)
+    differences.forget()
+    finish(out)
+    differences.gather(shards[2], 0, start)(out)
+    assert torch.equal(out[0], shards[2])
+    finish = differences.gather(shards[1], 0, start)
+    differences.load(shards[0])
+    finish(out)
+    assert torch.equal(differences.saved(), shards[0])
+    differences.gather(shards[0], 0, start)(out)
+    assert torch.equal(out[0], shards[0])
+
+
+def late(rank: int, mesh: Any) -> None:
+    """A rank that does not come is waited for as long as ranks may let each other wait."""
+    gather = HostGather(mesh.get_group(), 1.0)
+    if rank == 0:
+        with pytest.raises(CommunicationError, match=r"gathering parameters with rank 1 failed: .*[Tt]imed? ?out"):
+            gather.start(torch.zeros(64, dtype=torch.uint8))()
+    dist.barrier()
 
 
 def resumes(rank: int, mesh: Any) -> None:
@@ -202,20 +248,17 @@ def by_dcp(rank: int, mesh: Any) -> None:
 def loaded_on_one_rank(rank: int, mesh: Any) -> None:
     """What one rank alone loads, all gather exactly: nobody waits."""
     model = trained(mesh, INT4, 3)
-    state = model.state_dict()
     if rank == 0:
         model.blocks[0][0].load_state_dict(model.blocks[0][0].state_dict())
         hc.load_state_dict(model, hc.state_dict(model))
     for mine, true in zip(unsharded(model), model.blocks.parameters(), strict=True):
         assert (mine - true.full_tensor()).norm() <= 0.01 * mine.norm()
         assert torch.equal(*gathered(mine))
-    model.load_state_dict(state)
 
 
 def written_by_hand(rank: int, mesh: Any) -> None:
     """Far weights, as of another model, arrive exactly; near ones, as of an average, nearly, and soon closer."""
     model, other = trained(mesh, INT4, 3), sharded(mesh)
-    kept = [local(each).clone() for each in model.parameters()]
     for scale, limit in ((3.0, 0.0), (1.1, 0.02)):
         with torch.no_grad():
             for each, theirs in zip(model.parameters(), other.parameters(), strict=True):
@@ -226,6 +269,3 @@ def written_by_hand(rank: int, mesh: Any) -> None:
             errors.append(float((mine - true).norm() / true.norm()))
         assert errors[0] <= limit
         assert errors[-1] <= errors[0] / 50
-    with torch.no_grad():
-        for each, before in zip(model.parameters(), kept, strict=True):
-            local(each).copy_(before)

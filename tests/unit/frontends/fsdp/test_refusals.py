@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.fsdp as hc
+from hvd_compress import elastic
 from hvd_compress.compressors import BlockQuantizer, Natural
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
 from hvd_compress.frontends.fsdp.requests import for_replicas, for_shards
@@ -247,6 +248,15 @@ def frozen_elsewhere(mesh: Any) -> None:
 
 def test_one_rank_is_told_that_nothing_is_compressed() -> None:
     run_ranks(alone, ranks=1)
+
+
+def test_an_elastic_state_is_of_whole_models() -> None:
+    run_ranks(refused_elastic, ranks=1)
+
+
+def refused_elastic(rank: int) -> None:
+    with pytest.raises(UnsupportedError, match=r"this model is sharded.*torch\.distributed\.checkpoint"):
+        elastic.TorchState(sharded(mesh_of(1)))
 
 
 def alone(rank: int) -> None:

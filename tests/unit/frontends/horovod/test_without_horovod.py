@@ -33,10 +33,7 @@ class Halves(Compressor):
 hvd.init()
 import torch
 assert hvd.allreduce(torch.ones(2), compression=Halves).dtype == torch.float32
-try:
-    hvd.elastic
-except AttributeError as error:
-    print(error)
+print(hvd.elastic.run.__module__)
 """
 
 
@@ -58,4 +55,4 @@ def test_names_of_horovod_are_ours_when_patched() -> None:
     environment = {**os.environ, "HVD_COMPRESS_RUNTIME": "torch"}
     done = subprocess.run([sys.executable, "-c", PATCHED], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    assert "save checkpoints, and let torchrun --max-restarts start all ranks again" in done.stdout
+    assert "hvd_compress.frontends.elastic.run" in done.stdout
