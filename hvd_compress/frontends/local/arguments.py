@@ -16,6 +16,8 @@ from hvd_compress.request.request import Request
 
 Every = int | Callable[[int], int] | Literal["auto"]
 """Steps in a round: a number; a function of the steps so far, which is asked when a round begins; or "auto"."""
+Deadline = float | Literal["auto"] | None
+"""Seconds of training in a round; "auto" for those of the median rank; None for as long as it takes."""
 ALL_AT_ONCE = 30
 """Steps of all gradients that auto() takes to choose, and about as many as it needs."""
 
@@ -83,6 +85,24 @@ def check_rounds(every: Any, start_after: int, fragments: int, delay: int, mix: 
         raise ConfigError(
             f"delay = {delay} steps, and with every={every} and {fragments} fragments the next exchange begins after "
             f"{apart}: one is on its way at a time, so take a delay of at most {apart}"
+        )
+
+
+def check_deadline(deadline_s: Any, shard: str) -> None:
+    """Raise ConfigError for what is no time, UnsupportedError where ranks share a replica and take its steps together.
+
+    Args:
+        shard: the name of this rank's shard; empty where it has a whole replica.
+    """
+    if deadline_s is None:
+        return
+    if deadline_s != "auto":
+        if isinstance(deadline_s, str):
+            raise ConfigError(f'deadline_s={deadline_s!r} is no number of seconds, and not "auto"')
+        check_number("deadline_s", deadline_s, 0, above=True)
+    if shard:
+        raise UnsupportedError(
+            "deadline_s is for ranks that have a whole replica, and those of this model share one: leave it out"
         )
 
 

@@ -10,11 +10,12 @@ class Clock:
 
     Attributes:
         steps: since reset().
+        turn_s: seconds of steps, since the program has set it to 0.
     """
 
     def __init__(self) -> None:
         self._since_s: float | None = None
-        self._exchange_s = 0.0  # of the last one
+        self._exchange_s = self.turn_s = 0.0  # of the last one
         self.reset()
 
     def reset(self) -> None:
@@ -23,12 +24,14 @@ class Clock:
 
     def begin(self) -> None:
         """The first of several rounds begins: no exchange of theirs is known yet."""
-        self._exchange_s = 0.0
+        self._exchange_s = self.turn_s = 0.0
         self.reset()
 
     def works(self, steps: int = 0) -> None:
         """What has passed since the last call was work, in which this number of steps has ended."""
-        self._work_s += self._lap()
+        passed = self._lap()
+        self._work_s += passed
+        self.turn_s += passed
         self.steps += steps
 
     def skip(self) -> None:

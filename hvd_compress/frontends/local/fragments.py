@@ -33,6 +33,12 @@ def due(step: int, every: int, count: int) -> list[int]:
     return [number for number, own in enumerate(_places(every, count)) if own == place]
 
 
+def turn(step: int, every: int, count: int) -> tuple[int, int]:
+    """Return the steps of a round, from 0 on, at which exchanges begin before and after step `step`, at most every."""
+    places = [0, *_places(every, count)]
+    return max(each for each in places if each <= step), min((each for each in places if each > step), default=every)
+
+
 def _places(every: int, count: int) -> Sequence[int]:
     """Return after which step of a round each fragment is due."""
     return [-(-every * (number + 1) // count) for number in range(count)]

@@ -41,6 +41,7 @@ class Rounds:
         unsettled: whether this rank has learned what ranks have not agreed on.
         said: what ranks have said to each other with the last exchange.
         exchange_s: what the last exchange took, its phases together.
+        exchanged: exchanges that have ended so far, the same on all ranks between two of them.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Rounds:
         self.exchange_s = 0.0
         self.unsettled = False
         self._launched: dict[str, torch.Tensor] = {}  # parameters as they were when it was launched, if it lands late
+        self.exchanged = 0
 
     @property
     def count(self) -> int:
@@ -151,6 +153,7 @@ class Rounds:
             session.buckets.mark_ready(number)
             session.submit(number, flat)
         session.end_step()
+        self.exchanged += 1
         for number in range(len(self._flats)):
             for name, part in self._parts(number).items():
                 parameter = self._parameters[name]
@@ -198,13 +201,22 @@ class Rounds:
         return max(first), max(second)
 
     @torch.no_grad()
-    def launch(self, fragment: int, *, lands_late: bool = False, figures: Figures = NOTHING, length: int = 0) -> None:
+    def launch(
+        self,
+        fragment: int,
+        *,
+        lands_late: bool = False,
+        figures: Figures = NOTHING,
+        length: int = 0,
+        weight: float = 1.0,
+    ) -> None:
         """Begin to exchange what a fragment has moved since it last landed; if it lands late, training goes on.
 
         Args:
             figures: seconds of a step and of an exchange, and the cosine between what two ranks move in a step, as
                 this rank sees them.
             length: steps of the round; 0 where none is to follow.
+            weight: the share of its steps that this rank has taken, in [0, 1].
         """
         assert self.in_flight is None, "one after the other"
         session, self.in_flight = self.handle.session, fragment
@@ -214,10 +226,14 @@ class Rounds:
         for number in self._numbers[fragment]:
             for name, part in self._parts(number).items():
                 torch.sub(self.anchors[name], self._parameters[name], out=part)
+            if weight != 1:
+                self._flats[number].mul_(weight)
             energy += _energy(self._flats[number])
             session.buckets.mark_ready(number)
             session.submit(number, self._flats[number])
-        self._told = session.gathering.begin(self.said.own(energy, figures, length), "what ranks say of their round")
+        self._told = session.gathering.begin(
+            self.said.own(energy, figures, length, weight), "what ranks say of their round"
+        )
         if lands_late:
             self._launched = {name: self._parameters[name].detach().clone() for name in self._names[fragment]}
 
@@ -236,6 +252,7 @@ class Rounds:
         assert self.in_flight is not None
         fragment, launched = self.in_flight, self._launched
         self.in_flight, self._landing, self._launched = None, None, {}
+        self.exchanged += 1
         if not results:
             for name in self._names[fragment]:  # or else no later round would count, either
                 if not self._parameters[name].isfinite().all():
@@ -245,6 +262,11 @@ class Rounds:
         for name, result in results.items():
             self.anchors[name].grad = result
         self._outer[fragment].step()
+        self._go_on(fragment, launched)
+        return True
+
+    def _go_on(self, fragment: int, launched: Mapping[str, torch.Tensor]) -> None:
+        """Go on from anchors that have moved. `launched`: parameters before steps that those do not contain."""
         for name in self._names[fragment]:
             self.anchors[name].grad = None
             parameter = self._parameters[name].detach()
@@ -254,7 +276,6 @@ class Rounds:
                 parameter.sub_(launched[name]).add_(self.anchors[name])
             else:
                 parameter.lerp_(self.anchors[name], 1 - self._mix)  # Streaming DiLoCo, Algorithm 2
-        return True
 
     def wait(self) -> Mapping[str, torch.Tensor]:
         """Wait for what is in flight, which lands later; return mean pseudo-gradients, none where they do not count.
@@ -274,6 +295,9 @@ class Rounds:
             if self.said.take(self._told(), self.in_flight, report.finite, mean_energy):
                 assert self.said.report is not None
                 self.handle.session.reporting.take(self.said.report.figures())
+            if 0 < self.said.weight != self.world_size:
+                for number in numbers:
+                    self._flats[number].mul_(self.world_size / self.said.weight)
         return self._landing
 
     def state_dict(self) -> dict[str, Any]:

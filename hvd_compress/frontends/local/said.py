@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median_low
 
 from hvd_compress.errors import ConfigError, ReplicaError
 from hvd_compress.frontends.local.report import RoundReport
@@ -24,11 +25,13 @@ class Said:
         report: of the last exchange in which something had moved; None before the first.
         figures: seconds of a step and of an exchange, of the slowest rank, and the cosine of the first one, as ranks
             said when the last exchange was launched.
+        typical_step_s: seconds of a step of the median rank, by then; 0 before that is known.
+        weight: the ranks' shares of the steps of the last exchange, together.
     """
 
     def __init__(self, fragments: int) -> None:
         self.report: RoundReport | None = None
-        self.figures = NOTHING
+        self.figures, self.typical_step_s, self.weight = NOTHING, 0.0, 0.0
         self._lost = [0] * fragments  # exchanges in a row that did not count, of each fragment
         self.reset()
 
@@ -42,9 +45,13 @@ class Said:
         self._lost = [0] * len(self._lost)
         self.reset()
 
-    def own(self, energy: float, figures: Figures, length: int) -> list[float]:
-        """Return what this rank says: the squared norm of what it has moved, and how many steps its round has."""
-        return [energy, float(self.leaving), float(length), *figures]
+    def own(self, energy: float, figures: Figures, length: int, weight: float) -> list[float]:
+        """Return what this rank says: the squared norm of what it has moved, and how many steps its round has.
+
+        Args:
+            weight: the share of steps that it has taken.
+        """
+        return [energy, float(self.leaving), float(length), *figures, weight]
 
     def take(self, ranks: Sequence[Sequence[float]], fragment: int, counts: bool, mean_energy: float) -> bool:
         """Take what all have said of an exchange; return whether there is a new report.
@@ -56,7 +63,7 @@ class Said:
         Raises:
             ConfigError: their rounds have other numbers of steps; on all ranks.
         """
-        energies, leaving, lengths, *figures = zip(*ranks, strict=True)
+        energies, leaving, lengths, *figures, weights = zip(*ranks, strict=True)
         other = next((rank for rank, length in enumerate(lengths) if length != lengths[0]), 0)
         if other:
             raise ConfigError(
@@ -64,6 +71,7 @@ class Said:
                 "synchronous one: let every() depend on the number that it is given, and on nothing else"
             )
         self.figures = max(figures[0]), max(figures[1]), figures[2][0]
+        self.typical_step_s, self.weight = median_low(figures[0]), sum(weights)
         self.some_leave = any(leaving)
         self._final = self._final + 1 if all(leaving) else 0
         self._lost[fragment] = 0 if counts else self._lost[fragment] + 1

@@ -9,11 +9,12 @@ import torch
 
 from hvd_compress.checks import check_whole
 from hvd_compress.frontends.local import fragments
-from hvd_compress.frontends.local.arguments import Every
+from hvd_compress.frontends.local.arguments import Deadline, Every
 from hvd_compress.frontends.local.auto import Auto, cosine_of_a_step
 from hvd_compress.frontends.local.clock import Clock
 from hvd_compress.frontends.local.rounds import Rounds
 from hvd_compress.frontends.local.settled import settle
+from hvd_compress.frontends.local.turns import Turns
 
 LOOK_AGAIN = 64
 """Synchronous steps after which "auto" asks whether they are still the best."""
@@ -35,6 +36,7 @@ class Schedule:
         start_after: int,
         delay: int,
         optimizer: torch.optim.Optimizer | None = None,
+        deadline_s: Deadline = None,
     ) -> None:
         """Nothing is communicated.
 
@@ -45,10 +47,13 @@ class Schedule:
                 begins, however soon that is.
             optimizer: of the parameters. Where steps become synchronous after local ones, ranks go on with the mean of
                 what each remembers, as else the same gradients would move them apart.
+            deadline_s: seconds of training in a round, after which this rank goes on as if it had taken the rest of its
+                steps; or as many as the median rank takes for them.
         """
         self.auto = Auto(rounds.count, delay, rounds.world_size, tells=rounds.rank == 0) if every == "auto" else None
         self._rounds, self._every, self._start_after, self._delay = rounds, every, start_after, delay
-        self._optimizer = optimizer
+        self._optimizer, self._deadline_s = optimizer, deadline_s
+        self._turns = Turns(rounds.count)
         self.steps = 0
         self._place, self._length = 0, 0  # local steps of the round so far, and of all of it; 0 before the first
         self._lands_after = 0
@@ -73,13 +78,27 @@ class Schedule:
         """Begin and end exchanges that are due."""
         self._clock.works(steps=1)
         self._advance()
+        while self._is_late():
+            self._advance(is_own=False)
 
-    def _advance(self) -> None:
+    def _is_late(self) -> bool:
+        """Return whether another step would end closer to the next exchange's time than to the one after."""
+        if self._deadline_s is None or self._is_synchronous:
+            return False
+        before, following = fragments.turn(self._place, self._length, self._rounds.count)
+        if self._place == before:
+            return False  # it has just been exchanged
+        typical_s, deadline_s = self._rounds.said.typical_step_s, self._deadline_s
+        step_s = typical_s if deadline_s == "auto" else deadline_s / self._length
+        return 0 < step_s * (following - before) < self._clock.turn_s + self._clock.figures()[0] / 2
+
+    def _advance(self, is_own: bool = True) -> None:
         self.steps += 1
         if self._is_synchronous:
             self._place = self._length
             return
         self._place += 1
+        self._turns.step(is_own)
         self._rounds.unsettled = True
         if self._rounds.in_flight is not None and self.steps == self._lands_after:
             self._land()
@@ -88,8 +107,11 @@ class Schedule:
                 self._land()
             if self._rounds.said.is_over:  # perhaps by what has just landed
                 return
-            figures = (*self._clock.figures(), self._cosine)
-            self._rounds.launch(fragment, lands_late=self._delay > 0, figures=figures, length=self._length)
+            figures, weight = (*self._clock.figures(), self._cosine), self._turns.launch(fragment)
+            self._clock.turn_s = 0.0
+            self._rounds.launch(
+                fragment, lands_late=self._delay > 0, figures=figures, length=self._length, weight=weight
+            )
             self._lands_after = self.steps + self._delay
             if not self._delay:
                 self._land()
@@ -112,8 +134,10 @@ class Schedule:
         return self._length <= 1
 
     def _land(self) -> None:
-        rounds = self._rounds
-        rounds.land()
+        rounds, fragment = self._rounds, self._rounds.in_flight
+        assert fragment is not None
+        if rounds.land():
+            self._turns.land(fragment)
         self._clock.exchanges(rounds.exchange_s if self._delay else None)
         if self.auto is not None:
             self.auto.measured(*rounds.said.figures)
@@ -126,6 +150,7 @@ class Schedule:
             self._length = self._next_length()
         if before <= 1 < self._length:
             self._rounds.begin()
+            self._turns.reset()
             self._clock.begin()
         elif before > 1 == self._length:
             self._rounds.meet()
@@ -152,13 +177,15 @@ class Schedule:
         if self._is_synchronous:
             self._rounds.reset_anchors()
         place = {"steps": self.steps, "place": self._place, "length": self._length, "lands_after": self._lands_after}
-        return {**place, "rounds": self._rounds.state_dict()}
+        return {**place, "turns": self._turns.state_dict(), "rounds": self._rounds.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what state_dict() gave. Raises as Rounds.load_state_dict()."""
         self._rounds.load_state_dict(state["rounds"])
         self.steps, self._lands_after = state["steps"], state["lands_after"]
         self._place, self._length = state["place"], state["length"]
+        if "turns" in state:  # not in those of earlier versions, whose ranks took all steps
+            self._turns.load_state_dict(state["turns"])
         if self.auto is not None and self._length:
             self.auto.go_on(self._length)
 
@@ -179,7 +206,7 @@ class Schedule:
         while not self._rounds.said.is_over:
             if self._place == self._length:
                 self._begin_round()
-            self._advance()
+            self._advance(is_own=False)
         self._rounds.unsettled = False
         self._rounds.said.reset()
         self._rounds.said.require_agreement()

@@ -17,8 +17,10 @@ from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.known import register
 from hvd_compress.frontends.local.arguments import (
+    Deadline,
     Every,
     check_auto,
+    check_deadline,
     check_optimizer,
     check_outer,
     check_rounds,
@@ -70,6 +72,7 @@ class LocalSteps:
         fragments: int = 1,
         delay: int = 0,
         mix: float | None = None,
+        deadline_s: Deadline = None,
     ) -> None:
         """Nothing is communicated before the optimizer's first step. All ranks call it alike.
 
@@ -86,6 +89,9 @@ class LocalSteps:
             delay: steps of training that an exchange may take before its result is needed.
             mix: the share of a rank's own parameters in what it goes on with after a delay: 0.5 in Streaming DiLoCo.
                 By default it goes on from what all have learned, with all that it has learned meanwhile.
+            deadline_s: of ranks that are not equally fast: seconds of training in a round, after which a rank exchanges
+                what it has learned in fewer steps, which weighs as much less. "auto" is what `every` steps take on the
+                median rank. By default ranks wait for the slowest.
 
         Raises:
             ConfigError: an argument is out of range, or the model is wrapped in DistributedDataParallel, or sharded.
@@ -97,6 +103,7 @@ class LocalSteps:
         check_outer(outer)
         check_rounds(every, start_after, fragments, delay, mix)
         check_auto(request, start_after, fragments)
+        check_deadline(deadline_s, model.shard if isinstance(model, Replicas) else "")
         if takes_local_steps(optimizer):
             raise UsageError(
                 "this optimizer takes local steps already, and both would exchange: make a new one over the parameters"
@@ -114,7 +121,12 @@ class LocalSteps:
         try:
             self.handle.follow(optimizer)
             self._schedule = Schedule(
-                self._rounds, every=every, start_after=start_after, delay=delay, optimizer=optimizer
+                self._rounds,
+                every=every,
+                start_after=start_after,
+                delay=delay,
+                optimizer=optimizer,
+                deadline_s=deadline_s,
             )
         except BaseException:
             self._rounds.close()

@@ -16,7 +16,7 @@ from hvd_compress.compression import Compression
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import run_ranks
 from hvd_compress.errors import ConfigError, ReplicaError
-from hvd_compress.frontends.local import outer
+from hvd_compress.frontends.local import clock, outer
 from hvd_compress.frontends.local.replicas import Replicas
 from hvd_compress.frontends.local.report import RoundReport
 from hvd_compress.frontends.local.rounds import Rounds
@@ -336,3 +336,83 @@ def test_ranks_that_part_in_synchronous_steps_are_told() -> None:
 def test_ranks_that_part_in_local_steps_agree_again() -> None:
     first, second = train(2, 12, start_after=4, parts_at=6)
     assert all(map(torch.equal, first, second))
+
+
+def weighed(counts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Return the parameters after rounds in which each rank has taken these numbers of steps, one after the other."""
+    anchors = [each.detach() for each in model().parameters()]
+    optimizers: dict[int, Any] = {}
+    for place, round_counts in enumerate(counts):
+        total, brought = sum(round_counts), [torch.zeros_like(each) for each in anchors]
+        for rank, count in enumerate(round_counts):
+            trained = model()
+            for mine, anchor in zip(trained.parameters(), anchors, strict=True):
+                mine.data.copy_(anchor)
+            optimizer = torch.optim.SGD(trained.parameters(), lr=0.05, momentum=0.9)
+            if rank in optimizers:
+                optimizer.load_state_dict(optimizers[rank])
+            for step in range(count):
+                optimizer.zero_grad()
+                loss_of(trained, rank, sum(each[rank] for each in counts[:place]) + step).backward()
+                optimizer.step()
+            optimizers[rank] = optimizer.state_dict()
+            for part, mine, anchor in zip(brought, trained.parameters(), anchors, strict=True):
+                part += (mine.detach() - anchor) * count / total
+        anchors = [anchor + part for anchor, part in zip(anchors, brought, strict=True)]
+    return anchors
+
+
+def test_what_a_slow_rank_has_learned_weighs_by_its_steps() -> None:
+    """Rank 1 has time for one step in each round of four."""
+
+    def body(engine: Engine) -> tuple[int, list[torch.Tensor]]:
+        trained = model()
+        replicas = Replicas(dict(trained.named_parameters()), lambda *_: engine, engine.rank, 3, Settings())
+        rounds = Rounds(replicas, Compression.dense(), outer=outer.averaging)
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.05, momentum=0.9)
+        late = 1e-9 if engine.rank == 1 else None
+        planned, taken = Schedule(rounds, every=4, start_after=0, delay=0, deadline_s=late), 0
+        rounds.open()
+        while planned.steps < 8:
+            optimizer.zero_grad()
+            loss_of(trained, engine.rank, taken).backward()
+            planned.before_step()
+            optimizer.step()
+            planned.after_step()
+            taken += 1
+        rounds.close()
+        return taken, [each.detach() for each in trained.parameters()]
+
+    found = run_ranks(3, body)
+    assert [taken for taken, _ in found] == [8, 2, 8]
+    for mine, *others, expected in zip(*(each for _, each in found), weighed([(4, 1, 4), (4, 1, 4)]), strict=True):
+        assert all(torch.equal(mine, each) for each in others)
+        torch.testing.assert_close(mine, expected)
+
+
+@pytest.mark.parametrize(("deadline_s", "taken"), [(None, 4), (4.0, 4), (1.0, 1), (1.6, 2), (2.4, 2), ("auto", 2)])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_deadline(monkeypatch: pytest.MonkeyPatch, deadline_s: Any, taken: int, count: int) -> None:
+    """Steps take a second each, and the median rank's the half of that, in rounds of four."""
+    now = [0.0]
+    monkeypatch.setattr(clock, "perf_counter", lambda: now[0])
+
+    def body(engine: Engine) -> int:
+        trained = model()
+        replicas = Replicas(dict(trained.named_parameters()), lambda *_: engine, 0, 1, Settings())
+        rounds = Rounds(replicas, Compression.dense(), outer=outer.averaging, fragment_count=count)
+        planned, own = Schedule(rounds, every=4, start_after=0, delay=0, deadline_s=deadline_s), 0
+        rounds.open()
+        for _ in range(2):  # of the first the median rank's steps are not known
+            end, own = planned.steps + 4, 0
+            while planned.steps < end:
+                planned.before_step()
+                now[0] += 1.0
+                planned.after_step()
+                own += 1
+                rounds.said.typical_step_s = 0.5
+        rounds.close()
+        return own
+
+    (found,) = run_ranks(1, body)
+    assert found == max(taken, count)
