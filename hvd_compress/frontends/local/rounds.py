@@ -11,10 +11,10 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import plan_buckets
-from hvd_compress.errors import ConfigError, UsageError
+from hvd_compress.errors import UsageError
 from hvd_compress.frontends.front_end import FrontEnd
 from hvd_compress.frontends.handle import Handle
-from hvd_compress.frontends.local import fragments
+from hvd_compress.frontends.local.agreed import Agreed
 from hvd_compress.frontends.local.outer import Make
 from hvd_compress.frontends.local.replicas import Replicas
 from hvd_compress.frontends.local.said import NOTHING, Figures, Said
@@ -34,7 +34,8 @@ class Rounds:
     """Exchanges pseudo-gradients, anchor - parameter, and moves anchors by what an outer optimizer makes of their mean.
 
     Attributes:
-        anchors: the parameters on which all ranks agree, by name: equal to the bit on all of them.
+        agreed: the parameters on which all ranks agree, and this rank's.
+        anchors: the first of these, by name.
         handle: of what exchanges them.
         in_flight: the fragment that was launched and has not landed; None for none.
         resumes: whether a checkpoint was loaded.
@@ -58,24 +59,21 @@ class Rounds:
         Args:
             replicas: of the model, which agree now; names are in an order that is the same on all ranks.
             outer: returns the optimizer of the anchors.
-            mix: of what lands late, the share of a rank's own parameters in what it goes on with, in [0, 1); None has
-                it go on from the anchors with all that it has learned meanwhile.
+            mix: as Agreed.
         """
-        self._replicas, self._mix = replicas, mix
-        self._parameters = parameters = dict(replicas.parameters)
-        self.anchors = {name: each.detach().clone().requires_grad_() for name, each in parameters.items()}
+        self._replicas = replicas
+        sizes = replicas.sizes or {name: each.nbytes for name, each in replicas.parameters.items()}
+        self.agreed = Agreed(replicas.parameters, sizes, outer, fragment_count, mix)
+        self._parameters, self.anchors, self._names = self.agreed.parameters, self.agreed.anchors, self.agreed.names
         settings, connect = replicas.settings, partial(replicas.connect, request, replicas.settings)
         self.handle = Handle(self.anchors, request, settings, connect, average=True, arrivals=replicas.arrivals)
         self.handle.front = FrontEnd(
             replicas.rank,
             replicas.world_size,
             replicas.shard,
-            trained=parameters.values,
+            trained=self._parameters.values,
             refuses=REFUSES,
         )
-        sizes = replicas.sizes or {name: each.nbytes for name, each in parameters.items()}
-        self._names = fragments.cut(sizes, fragment_count)
-        self._outer = [outer([self.anchors[name] for name in names]) for names in self._names]
         self._numbers: list[tuple[int, ...]] = []
         self._flats: list[torch.Tensor] = []
         self.resumes = False
@@ -113,19 +111,13 @@ class Rounds:
             ConfigError: ranks differ, as in Session.open().
             UsageError: the model was moved or converted since.
         """
-        for name, anchor in self.anchors.items():
-            now = self._parameters[name]
-            if (now.device, now.dtype) != (anchor.device, anchor.dtype):
-                raise UsageError(
-                    f"{name!r} was moved or converted, to {now.device} and {now.dtype}, after LocalSteps was made: do "
-                    "that before"
-                )
+        self.agreed.require_where_they_were()
         if not self.resumes:
-            self.reset_anchors()
+            self.agreed.reset()
         session = self.handle.session
         session.open(
             [name for names in self._names for name in names],
-            options=f"{self.count} fragments, mix={self._mix}, outer={_settings(self._outer[0])}, {options}",
+            options=f"{self.agreed.settings}, {options}",
         )
         layouts: list[Layout] = []
         for names in self._names:
@@ -166,7 +158,7 @@ class Rounds:
     @torch.no_grad()
     def begin(self) -> None:
         """Local steps begin: ranks agree on the parameters as they are. What gradients have left is forgotten."""
-        self.reset_anchors()
+        self.agreed.reset()
         self.handle.session.states.scale(0.0)
 
     def mean(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -191,7 +183,7 @@ class Rounds:
         for name, kept in self.handle.session.states.state_dict().items():
             self._parameters[name].detach().sub_(kept.view(self.anchors[name].shape))
         self.mean([each.detach() for each in self._parameters.values()])
-        self.reset_anchors()
+        self.agreed.reset()
         self.handle.session.states.scale(0.0)
         self.unsettled = False
 
@@ -254,28 +246,12 @@ class Rounds:
         self.in_flight, self._landing, self._launched = None, None, {}
         self.exchanged += 1
         if not results:
-            for name in self._names[fragment]:  # or else no later round would count, either
-                if not self._parameters[name].isfinite().all():
-                    self._parameters[name].detach().copy_(self.anchors[name])
+            self.agreed.give_up_infinite(fragment)
             self.said.require_rounds_that_count()
             return False
-        for name, result in results.items():
-            self.anchors[name].grad = result
-        self._outer[fragment].step()
-        self._go_on(fragment, launched)
+        self.agreed.step(fragment, results)
+        self.agreed.go_on(fragment, launched, self.said.leaving)
         return True
-
-    def _go_on(self, fragment: int, launched: Mapping[str, torch.Tensor]) -> None:
-        """Go on from anchors that have moved. `launched`: parameters before steps that those do not contain."""
-        for name in self._names[fragment]:
-            self.anchors[name].grad = None
-            parameter = self._parameters[name].detach()
-            if not launched:
-                parameter.copy_(self.anchors[name])
-            elif self._mix is None or self.said.leaving:
-                parameter.sub_(launched[name]).add_(self.anchors[name])
-            else:
-                parameter.lerp_(self.anchors[name], 1 - self._mix)  # Streaming DiLoCo, Algorithm 2
 
     def wait(self) -> Mapping[str, torch.Tensor]:
         """Wait for what is in flight, which lands later; return mean pseudo-gradients, none where they do not count.
@@ -305,9 +281,7 @@ class Rounds:
         nothing of its own."""
         results = {} if self.in_flight is None else self.wait()
         return {
-            "anchors": {name: anchor.detach().clone() for name, anchor in self.anchors.items()},
-            "outer": [each.state_dict() for each in self._outer],
-            "fragments": [list(names) for names in self._names],
+            **self.agreed.state_dict(),
             "in_flight": self.in_flight,
             "results": {name: result.clone() for name, result in results.items()},
             "launched": self._launched,
@@ -323,25 +297,12 @@ class Rounds:
         """
         if self.in_flight is not None:
             raise UsageError("load_state_dict() while an exchange is on its way: call it before the first step")
-        if state["fragments"] != [list(names) for names in self._names]:
-            raise ConfigError(
-                f"this checkpoint has {len(state['fragments'])} fragments, {state['fragments'][0][:1]} and so on, and "
-                f"there are {self.count}, {list(self._names[0][:1])} and so on: take the same model and fragments="
-                f"{len(state['fragments'])}"
-            )
-        shapes = {name: tuple(anchor.shape) for name, anchor in self.anchors.items()}
-        if {name: tuple(each.shape) for name, each in state["anchors"].items()} != shapes:
-            raise ConfigError("this checkpoint has parameters of other shapes: take the same model, and as many shards")
+        self.agreed.load_state_dict(state)
         self.resumes = True
         self.said.forget()
-        for name, anchor in self.anchors.items():
-            anchor.copy_(state["anchors"][name])
-        for optimizer, each in zip(self._outer, state["outer"], strict=True):
-            optimizer.load_state_dict({**each, "param_groups": optimizer.state_dict()["param_groups"]})
         self.handle.load_state_dict(state["exchange"])
         if state["world_size"] != self.world_size:
-            for name, anchor in self.anchors.items():
-                self._parameters[name].copy_(anchor)
+            self.agreed.return_to()
             return
         self.in_flight = state["in_flight"]
         if self.in_flight is not None:
@@ -358,12 +319,6 @@ class Rounds:
             )
         self.handle.session.close()
 
-    @torch.no_grad()
-    def reset_anchors(self) -> None:
-        """Ranks have the same parameters, and these are the anchors from now on. Nothing is communicated."""
-        for name, anchor in self.anchors.items():
-            anchor.copy_(self._parameters[name])
-
     def _check_replicas_of(self, alike: Mapping[str, torch.Tensor]) -> None:
         """Choose what the check of replicas in the coming exchange compares: what is equal on all ranks now."""
         check = self.handle.session.services.replicas
@@ -374,12 +329,6 @@ class Rounds:
         layout = self.handle.session.buckets.every[number].layout
         parts: Sequence[torch.Tensor] = torch.split(self._flats[number], list(layout.segments))
         return {name: part.view(self.anchors[name].shape) for name, part in zip(layout.names, parts, strict=True)}
-
-
-def _settings(optimizer: torch.optim.Optimizer) -> str:
-    """Return an optimizer's own, in words, which ranks compare."""
-    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-    return f"{type(optimizer).__name__} {groups}"
 
 
 def _energy(flat: torch.Tensor) -> float:

@@ -175,7 +175,7 @@ class Schedule:
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the round, and the state of rounds."""
         if self._is_synchronous:
-            self._rounds.reset_anchors()
+            self._rounds.agreed.reset()
         place = {"steps": self.steps, "place": self._place, "length": self._length, "lands_after": self._lands_after}
         return {**place, "turns": self._turns.state_dict(), "rounds": self._rounds.state_dict()}
 
