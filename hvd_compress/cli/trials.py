@@ -198,6 +198,8 @@ def _on_two_ranks(step: Callable[[], None]) -> dict[str, Any]:
             step()
         except BaseException:
             if rank == 0:
+                os.kill(child, signal.SIGKILL)  # or it says, after this, what only follows from it
+                os.waitpid(child, 0)
                 raise
             traceback.print_exc()
             os._exit(1)
