@@ -56,10 +56,14 @@ class GroupArrivals(Arrivals):
         """Return the last wait that a rank has announced, 0 for none."""
 
 
-def group_number(ranks: Sequence[int]) -> int:
-    """Return a number for a new group of these ranks, the same on all: they open their groups in one order."""
-    _groups_made[tuple(ranks)] += 1
-    return (zlib.crc32(repr(list(ranks)).encode()) << 24) + _groups_made[tuple(ranks)]
+def group_number(ranks: Sequence[int], made: Counter[tuple[int, ...]] = _groups_made) -> int:
+    """Return a number for a new group of these ranks, the same on all: they open their groups in one order.
+
+    Args:
+        made: how many groups these ranks have opened, by default since the process began.
+    """
+    made[tuple(ranks)] += 1
+    return (zlib.crc32(repr(list(ranks)).encode()) << 24) + made[tuple(ranks)]
 
 
 def describe(missing: Iterable[int] | None, obstacle: str) -> str:

@@ -138,7 +138,8 @@ def choose_arrivals(name: str = "auto", process_set: Any = None, api: Any = None
 
         return MpiArrivals(ranks)
     if not is_horovod(hvd):
-        return _store_arrivals(ranks, hvd)
+        engine = hvd.world().engine
+        return engine.arrivals(ranks) if isinstance(engine, SocketEngine) else _store_arrivals(ranks, hvd)
     url = rendezvous_url()
     return RendezvousArrivals(url, ranks, hvd.rank()) if url is not None else Arrivals()
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from hvd_compress.engines import layout
+from hvd_compress.engines.arrivals import Arrivals
 from hvd_compress.engines.base import Capabilities, Engine
 from hvd_compress.engines.dialing import Endpoint, Listener, connect
 from hvd_compress.engines.pairwise import PairwiseEngine
@@ -28,6 +29,7 @@ class Meeting:
         rank: this one.
         endpoints: by rank.
         listener: this rank's.
+        arrivals: of some of its ranks, makes that by which they tell each other who waits; None where nothing does.
     """
 
     def __init__(self, rank: int, endpoints: Sequence[Endpoint], listener: Listener, name: str = "") -> None:
@@ -39,6 +41,7 @@ class Meeting:
         self.rank, self.endpoints, self.listener, self._name = rank, endpoints, listener, name
         self._why, self._lock, self._made = "", threading.Lock(), 0
         self._lives: weakref.WeakSet[_Life] = weakref.WeakSet()
+        self.arrivals: Callable[[Sequence[int]], Arrivals] | None = None
 
     @classmethod
     def of(cls, bootstrap: Engine) -> Meeting:
@@ -124,6 +127,10 @@ class SocketEngine(PairwiseEngine):
         life.add(self._links)
         verbs = ("allreduce", "allgather", "broadcast", "alltoall", "reduce_scatter", "gather")
         self.capabilities = Capabilities(verbs, (), (*_FLOATS, *_INTS), splits=True, aborts=True)
+
+    def arrivals(self, ranks: Sequence[int]) -> Arrivals:
+        """Return by what these ranks of the meeting tell each other who waits. Nothing is communicated."""
+        return Arrivals() if self._meeting.arrivals is None else self._meeting.arrivals(ranks)
 
     def another(self) -> SocketEngine:
         """Return one over the same ranks that has nothing in common with this. Collective over all of the meeting."""

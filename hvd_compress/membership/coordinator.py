@@ -47,6 +47,7 @@ class Coordinator:
         self._members: dict[int, _Member] = {}
         self.dropped, self.leaving = set[int](), set[int]()
         self._dismissed: dict[int, str] = {}
+        self._waits: dict[tuple[int, int], dict[int, int]] = {}
         self._listener = Listener()
         self.endpoint: Endpoint = self._listener.endpoint
         self._closing = False
@@ -142,6 +143,15 @@ class Coordinator:
         if kind == "finished":
             self._roster.finished(number)
             return []
+        if kind == "waits":
+            generation, group, wait = fields
+            if (rank := self._roster.rank_in(number, generation)) is not None:
+                self._waits.setdefault((generation, group), {})[rank] = int(wait)
+            return []
+        if kind == "who waits":
+            generation, group = fields
+            self._tell([number], "waits", group, sorted(self._waits.get((generation, group), {}).items()))
+            return []
         raise ValueError(f"a message called {kind!r}")
 
     def _carry_out(self, orders: Iterable[Order]) -> None:
@@ -149,6 +159,7 @@ class Coordinator:
             if isinstance(order, Over):
                 self._tell(order.members, "over", order.generation, order.why)
             elif isinstance(order, Meet):
+                self._waits.clear()
                 endpoints = [self._members[each].endpoint for each in order.members]
                 for rank, each in enumerate(order.members):
                     self._tell([each], "meet", order.generation, rank, endpoints, order.why)

@@ -6,16 +6,23 @@ import json
 import os
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Any
 
 from hvd_compress.engines.dialing import Endpoint, Listener, call, channel, cut, encode_message
 from hvd_compress.engines.sockets import Meeting
-from hvd_compress.errors import JobEndedError
+from hvd_compress.errors import CommunicationError, JobEndedError
+from hvd_compress.membership.arrivals import MemberArrivals
 from hvd_compress.membership.coordinator import VARIABLE
+
+_ANSWER_S = 5.0
+"""What the coordinator may take to say who waits."""
 
 
 class Member:
@@ -42,6 +49,7 @@ class Member:
         self._lock = threading.Lock()
         self._meeting: Meeting | None = None
         self._told: SimpleQueue[Meeting | None] = SimpleQueue()
+        self._waits: SimpleQueue[tuple[int, dict[int, int]]] = SimpleQueue()
         self._ended = ""
         self._call: Callable[[str], None] = lambda why: None
         threading.Thread(target=self._hear, name="hvd-compress-membership", daemon=True).start()
@@ -67,6 +75,24 @@ class Member:
     def fail(self, why: str) -> None:
         """An exchange of this meeting has failed here: it is over for all."""
         self._send("failed", self.generation, why)
+
+    def waits(self, generation: int, group: int, wait: int) -> None:
+        """This rank is in a wait for a group of ranks of a meeting, each by its number."""
+        self._send("waits", generation, group, wait)
+
+    def who_waits(self, generation: int, group: int) -> dict[int, int]:
+        """Return, by the ranks of that group that have told, in which wait each is.
+
+        Raises CommunicationError where the coordinator does not answer.
+        """
+        self._send("who waits", generation, group)
+        end_s = monotonic() + _ANSWER_S
+        with suppress(Empty):
+            while True:
+                of, found = self._waits.get(timeout=max(0.0, end_s - monotonic()))
+                if of == group:
+                    return found
+        raise CommunicationError(f"the launcher has not answered within {_ANSWER_S:g} s")
 
     def leave(self, why: str) -> None:
         """This process is to leave: the meeting is over for all, and in the next one it hands over what it owes."""
@@ -111,10 +137,20 @@ class Member:
                     known = [Endpoint.of(each) for each in endpoints]
                     self._call = lambda why: None
                     self.over, self._meeting = "", Meeting(rank, known, self._listener, f"meeting {self.generation}")
+                    self._meeting.arrivals = partial(
+                        MemberArrivals,
+                        partial(self.waits, self.generation),
+                        partial(self.who_waits, self.generation),
+                        rank,
+                        Counter(),
+                    )
                     self._told.put(self._meeting)
                 elif kind == "over" and fields[0] == self.generation:
                     self._send("leaves", self.generation)
                     self._leave(fields[1])
+                elif kind == "waits":
+                    group, found = fields
+                    self._waits.put((group, {rank: wait for rank, wait in found}))
                 elif kind == "leave":
                     self.leave(fields[0])
                 elif kind == "end":

@@ -122,6 +122,12 @@ class Roster:
         """A member knows that a meeting is over, and comes to the next one when it can."""
         self._seats[number].leaves = generation == self.generation
 
+    def rank_in(self, number: int, generation: int) -> int | None:
+        """Return a member's rank in a meeting; None where that is over, or it has no part in it."""
+        seat = self._seats.get(number)
+        is_within = seat is not None and seat.stage is Stage.WITHIN and generation == self.generation
+        return seat.rank if seat is not None and is_within else None
+
     def trained(self, number: int) -> None:
         """A member has, or goes on with, all that others know of the training."""
         seat = self._seats[number]

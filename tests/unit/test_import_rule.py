@@ -74,7 +74,7 @@ ALLOWED = {
         "papers.family",  # for type checkers alone
     },
     "engines": {"engines", "errors", "extras", "native.links"},
-    "membership": {"membership", "engines.dialing", "engines.sockets", "errors"},
+    "membership": {"membership", "engines.arrivals", "engines.dialing", "engines.sockets", "errors"},
     "runtime": {"runtime", "engines", "errors", "membership.member", "settings", "warned"},
     "collectives": {
         "guests",

@@ -192,3 +192,32 @@ def test_strangers_and_nonsense_change_nothing(coordinator: Coordinator) -> None
         assert list(threads.map(alone, engines)) == [111.0] * 3
     leave(*members)
     until(lambda: not any("member" in each.name for each in threading.enumerate()))
+
+
+def test_ranks_say_who_waits(coordinator: Coordinator) -> None:
+    """Each in a group of all ranks and in one of two; and in the next meeting those that have not come are others."""
+    members = [Member(coordinator.endpoint, TIMEOUT_S) for _ in range(3)]
+    engines = sorted(met(members), key=lambda each: each.rank)
+    everybody, pair = ([each.arrivals(ranks) for each in engines] for ranks in ([0, 1, 2], [0, 2]))
+    for each in (*everybody, *pair[::2]):
+        each.open()
+    everybody[0].announce(3)
+    everybody[2].announce(2)
+    until(lambda: everybody[0].missing(2) == (1,))
+    assert everybody[0].missing(3) == (1, 2)
+    assert pair[0].missing(1) == (2,)
+    pair[2].announce(1)
+    until(lambda: pair[0].missing(1) == ())
+    leave(members[1])
+    again = sorted(met([members[0], members[2]]), key=lambda each: each.rank)
+    others = [each.arrivals([0, 1]) for each in again]
+    for each in others:
+        each.open()
+    assert others[1].missing(1) == (0,)
+    everybody[0].announce(9)  # of a meeting that is over
+    others[0].announce(1)
+    until(lambda: others[1].missing(1) == ())
+    assert others[1].missing(2) == (0,)
+    leave(members[0], members[2])
+    with pytest.raises(CommunicationError, match="the launcher has not answered"):
+        others[0].missing(1)
