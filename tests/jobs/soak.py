@@ -1,9 +1,11 @@
 """Kill, stop, ask to leave and start ranks at random, for as long as one likes, and add up what was counted.
 
     python -m tests.jobs.soak --way run --events 60
+    python -m tests.jobs.soak --way local --events 50
     python -m tests.jobs.soak --way torchrun --events 50
 
-Prints what was done, and whether every job has ended with all ranks alike and every whole number where it belongs.
+Prints what was done, and whether every job has ended with all ranks alike and every whole number where it belongs; of
+local steps, whose means round, whether they end at a loss.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from pathlib import Path
 
 import click
 
-from tests.jobs.comes_and_goes import Job, kill, launched, require_exact, runs
+from tests.jobs.comes_and_goes import Job, kill, launched, require_alike, require_exact, runs
 from tests.jobs.test_elastic import COMMAND
 from tests.jobs.test_elastic_torchrun import AGENT
 
 STOPPED_S = 4.0
 """After which the others go on without a rank."""
+LOCAL_STEPS = [("dense", "1", "0"), ("int4", "1", "0"), ("int4", "2", "2"), ("int4", "3", "1"), ("dense", "1", "4")]
+"""Compression, fragments, steps of delay."""
 
 
 class Soak:
@@ -93,31 +97,37 @@ ALL = {
 
 
 @click.command(help=__doc__)
-@click.option("--way", type=click.Choice(("run", "torchrun")), default="run", show_default=True)
+@click.option("--way", type=click.Choice(("run", "local", "torchrun")), default="run", show_default=True)
 @click.option("--events", default=60, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 def main(way: str, events: int, seed: int) -> None:
-    done, jobs, steps, held = Counter[str](), 0, 0, list[tuple[int, ...]]()
+    done, jobs, steps, held, losses = Counter[str](), 0, 0, list[tuple[int, ...]](), list[float]()
     while done.total() < events:
         draw = random.Random(seed + jobs)
         with tempfile.TemporaryDirectory() as directory:
             hosts = Path(directory) / "hosts"
             hosts.write_text("localhost:3\n")
             options = ["-np", "3", "--min-np", "1", "--max-np", "4", "--host-discovery-script", f"cat {hosts}"]
-            of_run = [COMMAND, "run", *options, sys.executable, "-m", "tests.jobs.programs.elastic"]
-            of_torchrun = [*AGENT, "--standalone", "--nproc-per-node", "2", "-m", "tests.jobs.programs.elastic_ddp"]
-            words = {"run": of_run, "torchrun": of_torchrun}[way]
-            count = "1500" if way == "run" else "400"
-            with launched(*words, "dense", count, "0.02", timeout_s=STOPPED_S if way == "run" else 60.0) as job:
+            of_run = [COMMAND, "run", *options, sys.executable, "-m"]
+            of_torchrun = [*AGENT, "--standalone", "--nproc-per-node", "2", "-m"]
+            count, settings = "400" if way == "torchrun" else "1500", draw.choice(LOCAL_STEPS)
+            words = {
+                "run": [*of_run, "tests.jobs.programs.elastic", "dense", count, "0.02"],
+                "local": [*of_run, "tests.jobs.programs.elastic_local", settings[0], count, "0.02", *settings[1:]],
+                "torchrun": [*of_torchrun, "tests.jobs.programs.elastic_ddp", "dense", count, "0.02"],
+            }[way]
+            with launched(*words, timeout_s=60.0 if way == "torchrun" else STOPPED_S) as job:
                 soak = Soak(job, draw, hosts)
-                soak.go(events - done.total(), ALL if way == "run" else {"kill_one": Soak.kill_one})
-                require_exact(job, killed=soak.met)
+                soak.go(events - done.total(), {"kill_one": Soak.kill_one} if way == "torchrun" else ALL)
+                (require_alike if way == "local" else require_exact)(job, killed=soak.met)
+                losses += [float(each[1]) for each in job.said(r" ends: loss (\S+),")]
                 done += soak.done
                 jobs, steps = jobs + 1, steps + int(count)
                 held += [tuple(map(int, each.groups())) for each in job.said(r"(\d+) holds (\d+) files, (\d+) threads")]
                 meetings = len(job.said("ranks have met anew"))
-            click.echo(f"job {jobs}: {dict(soak.done)}, ranks that say that they met anew {meetings}: exact", err=True)
-    print(f"{way}: {jobs} jobs of {steps} steps, seed {seed}: {dict(done)}; every sum exact, all ranks alike")
+            click.echo(f"job {jobs}: {dict(soak.done)}, ranks that say that they met anew {meetings}: well", err=True)
+    how = f"losses at most {max(losses):g}" if losses else "every sum exact"
+    print(f"{way}: {jobs} jobs of {steps} steps, seed {seed}: {dict(done)}; {how}, all ranks alike")
     for process, count in Counter(each[0] for each in held).most_common(3):
         files = [each[1:] for each in held if each[0] == process]
         print(f"a process in {count} meetings held files and threads {files[:2]} in its first two, {files[-1]} at last")

@@ -68,11 +68,13 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
                 except CommunicationError as error:
                     if own is None:
                         raise
+                    why = own.over or str(error)
+                    own.fail(why)  # else what is still on its way may wait for others
                     gained, before = state.position() - before, state.position()
                     vain = 0 if gained else vain + 1
                     if vain == _MOST:
                         raise
-                    _again(own, error)
+                    _again(own)
 
     return trains
 
@@ -104,10 +106,8 @@ def _leaving_when_asked(own: Member | None) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _again(own: Member, error: Exception) -> None:
+def _again(own: Member) -> None:
     """Leave, and meet those that are left."""
-    why = own.over or str(error)
-    own.fail(why)
     hvd.shutdown()
     forget_engines()
     forgive()
@@ -121,6 +121,7 @@ class _Said:
 
     Attributes:
         position: how far it is; -1 where it has not begun.
+        steps: that it has taken.
         about: what must be the same on all ranks.
         name: of its process.
         host: of that, by name.
@@ -129,6 +130,7 @@ class _Said:
     """
 
     position: int
+    steps: int
     about: str
     name: str
     host: str
@@ -145,12 +147,18 @@ def _meet(state: State, is_new: bool, helped: set[str]) -> None:
     member = known()
     name, leaving = ("", "") if member is None else (member.name, member.leaving)
     said = _Said(
-        -1 if is_new else state.position(), state.about(), name, socket.gethostname(), leaving, frozenset(helped)
+        -1 if is_new else state.position(),
+        state.steps(),
+        state.about(),
+        name,
+        socket.gethostname(),
+        leaving,
+        frozenset(helped),
     )
     told: list[_Said] = hvd.allgather_object(said, name="elastic positions")
     positions = [each.position for each in told]
     furthest, own = max(positions), positions[hvd.rank()]
-    root = positions.index(furthest)
+    root = max(range(len(told)), key=lambda rank: (positions[rank], told[rank].steps))
     _require_alike([each.about for each in told], root)
     if 0 <= own < furthest - 1:
         raise UsageError(
@@ -168,6 +176,8 @@ def _meet(state: State, is_new: bool, helped: set[str]) -> None:
         raise
     if member is not None and (not is_new or state.is_old):
         state.renew(counts)
+    if furthest >= 0:
+        state.end_round()
     if member is not None:
         member.trains()
         if any(each.leaving for each in told):

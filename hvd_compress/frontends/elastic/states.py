@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import copy
-import math
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
 
 from hvd_compress import __version__
-from hvd_compress.buckets.real import gradient_shape
 from hvd_compress.errors import CommunicationError, UnsupportedError
+from hvd_compress.frontends.elastic.apart import TrainedApart
 from hvd_compress.frontends.elastic.copies import Copies, may_start_again
 from hvd_compress.frontends.elastic.sampler import ElasticSampler
-from hvd_compress.frontends.handle import Handle
-from hvd_compress.frontends.horovod.broadcasts import broadcast_
-from hvd_compress.frontends.horovod.distributed import renew
-from hvd_compress.frontends.horovod.optimizer_state import broadcast_optimizer_state
+from hvd_compress.frontends.elastic.trained import Trained, require_one
 from hvd_compress.frontends.horovod.runtime_selection import hvd
-from hvd_compress.frontends.horovod.uncompressed import UncompressedOptimizer
-from hvd_compress.frontends.known import find
-from hvd_compress.frontends.local.steps import takes_local_steps
-from hvd_compress.frontends.optimizer.watchers import watching
-from hvd_compress.frontends.optimizers import load_in_place
+from hvd_compress.frontends.local.steps import local_steps_of
 from hvd_compress.membership.member import known
-from hvd_compress.session.checkpoint import name_of
 
 
 class State:
@@ -82,8 +69,15 @@ class State:
         """Return, in words, what must be the same on all ranks."""
         return f"hvd_compress {__version__}"
 
+    def steps(self) -> int:
+        """Return how many steps this rank has taken, where some are as far and have taken more."""
+        return 0
+
     def renew(self, counts: bool) -> None:
         """Ranks have met anew. `counts`: whether a step that has failed here has ended on another rank."""
+
+    def end_round(self) -> None:
+        """Ranks have met that have trained before, and all others have what those had. Collective."""
 
     def hand_over(self, heirs: Mapping[int, int]) -> None:
         """Give what this rank owes to another, which keeps it. Collective. `heirs`: of ranks that leave, to whom."""
@@ -150,37 +144,39 @@ class TorchState(ObjectState):
 
         Args:
             model: a plain one, or in DistributedDataParallel, with hvd_compress.ddp.compress() or without.
+            optimizer: also one that takes local steps: make LocalSteps before this.
             attributes: samplers, schedulers and such are asked for their state_dict(); others are taken over whole.
 
         Raises UnsupportedError for what cannot go on where ranks come and go, as docs/elastic.md lists it.
         """
-        _require_whole(model, optimizer)
+        local = None if optimizer is None else local_steps_of(optimizer)
+        if local is None or optimizer is None:
+            self._trained = Trained(model, optimizer)
+        else:
+            _require_no_restart()
+            self._trained = TrainedApart(model, optimizer, local)
         if known() is not None or may_start_again():
-            _require_one(optimizer)
+            require_one(optimizer)
         stateful = {name for name, each in attributes.items() if hasattr(each, "load_state_dict")}
         super().__init__(**{name: each for name, each in attributes.items() if name not in stateful})
         vars(self).update({name: attributes[name] for name in stateful})
         self._stateful, self.model, self.optimizer = sorted(stateful), model, optimizer
-        self._taken, self._has_synced = 0, False  # residuals of one that has are its own
         self._made_at = 0 if (own := known()) is None else own.generation
-        if optimizer is not None:
-            optimizer.register_step_post_hook(self._count)
-
-    def _count(self, *_: Any) -> None:
-        self._taken += 1
 
     def position(self) -> int:
-        return self._taken
+        return self._trained.position()[0]
+
+    def steps(self) -> int:
+        return self._trained.position()[1]
 
     def about(self) -> str:
-        if self.model is None:
-            return super().about()
-        shapes = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in self.model.named_parameters()]
-        return f"{super().about()}, a model with {len(shapes)} parameters ({zlib.crc32(repr(shapes).encode()):08x})"
+        return super().about() + self._trained.about()
 
     def renew(self, counts: bool) -> None:
-        if self.optimizer is not None:
-            renew(self.optimizer, counts)
+        self._trained.renew(counts)
+
+    def end_round(self) -> None:
+        self._trained.end_round()
 
     @property
     def is_old(self) -> bool:
@@ -188,20 +184,14 @@ class TorchState(ObjectState):
         return own is not None and own.generation != self._made_at
 
     def keep(self) -> Callable[[], object]:
-        taken, bring_attributes = self._taken, super().keep()
+        bring_attributes, bring_trained = super().keep(), self._trained.keep()
         stateful = {name: copy.deepcopy(getattr(self, name).state_dict()) for name in self._stateful}
-        model = {} if self.model is None else {n: each.clone() for n, each in self.model.state_dict().items()}
-        state = None if self.optimizer is None else copy.deepcopy(torch.optim.Optimizer.state_dict(self.optimizer))
 
         def bring_back() -> None:
-            self._taken = taken
             bring_attributes()
             for name, each in stateful.items():
                 getattr(self, name).load_state_dict(each)
-            if self.model is not None:
-                self.model.load_state_dict(model)
-            if self.optimizer is not None and state is not None:
-                _load(self.optimizer, state)
+            bring_trained()
 
         return bring_back
 
@@ -213,146 +203,36 @@ class TorchState(ObjectState):
     def sync(self, root: int = 0, whole: bool = True) -> None:
         """Take over what rank `root` has: parameters, buffers, the optimizer's state, all others. Collective."""
         super().sync(root)
-        self._taken = hvd.broadcast_object(self._taken, root, name="elastic steps")
-        if whole and self.model is not None:
-            for name, tensor in self.model.state_dict().items():
-                broadcast_(tensor, root, name=f"elastic model {name}")
-        if whole and self.optimizer is not None:
-            broadcast_optimizer_state(self.optimizer, root)
-            self._sync_memory(root)
-        elif self.optimizer is not None:  # a scheduler may have changed them on some ranks alone
-            options = [{key: group[key] for key in group if key != "params"} for group in self.optimizer.param_groups]
-            options = hvd.broadcast_object(options, root, name="elastic options")
-            for group, each in zip(self.optimizer.param_groups, options, strict=True):
-                group.update(each)
         for name in self._stateful:
             each = getattr(self, name)
             if isinstance(each, ElasticSampler):
                 each.merge(hvd.allgather_object(each.state_dict(), name=f"elastic {name}"), root)
             else:
                 each.load_state_dict(hvd.broadcast_object(each.state_dict(), root, name=f"elastic {name}"))
-        self._has_synced = True
-
-    def _sync_memory(self, root: int) -> None:
-        """Give ranks that have come what compression has settled on; of residuals each keeps its own."""
-        if (handle := self._handle()) is None:
-            return
-        saved = handle.state_dict() if hvd.rank() == root and handle.session.step else None
-        if saved is not None:
-            saved = _together([], saved, handle)
-        saved = hvd.broadcast_object(saved, root, name="elastic compression")
-        if saved is not None and not self._has_synced:
-            handle.load_state_dict(saved)
+        self._trained.sync(root, whole)
 
     def hand_over(self, heirs: Mapping[int, int]) -> None:
-        if (handle := self._handle()) is None:
-            return
-        state = handle.state_dict()
-        ((name, own),) = state["ranks"].items()
-        residuals, sizes = own["residuals"], [math.prod(gradient_shape(each)) for each in handle.parameters.values()]
-        empty = torch.zeros(max(sizes, default=0), dtype=torch.float32, device="cpu")
-        parts = [residuals.get(n, empty[:size]).view(-1) for n, size in zip(handle.parameters, sizes, strict=True)]
-        owed, splits = torch.cat(parts) if hvd.rank() in heirs else empty[:0], [0] * hvd.size()
-        if hvd.rank() in heirs:
-            splits[heirs[hvd.rank()]] = owed.numel()
-        received, _ = hvd.alltoall(owed, splits, name="elastic residuals")
-        if not received.numel():
-            return
-        more = received.view(-1, sum(sizes)).sum(0).split(sizes)
-        sums = {n: part + each for n, part, each in zip(handle.parameters, parts, more, strict=True) if each.any()}
-        own = {**own, "residuals": {**residuals, **sums}}
-        handle.load_state_dict({**state, "ranks": {name: own}, "remembers": True})
-
-    def _handle(self) -> Handle | None:
-        """Return that of what compresses; None where nothing does."""
-        return next((handle for each in (self.optimizer, self.model) if (handle := find(each)) is not None), None)
+        self._trained.hand_over(heirs)
 
     def packed(self, whole: bool) -> dict[str, Any]:
-        handle = self._handle()
-        found = super().packed(whole)
-        found["compression"] = None if handle is None else handle.state_dict()
-        found["stateful"] = {name: getattr(self, name).state_dict() for name in self._stateful}
-        if whole:
-            found["taken"] = self._taken
-            found["model"] = None if self.model is None else self.model.state_dict()
-            found["optimizer"] = None if self.optimizer is None else torch.optim.Optimizer.state_dict(self.optimizer)
-        return found
+        stateful = {name: getattr(self, name).state_dict() for name in self._stateful}
+        return {**super().packed(whole), **self._trained.packed(whole), "stateful": stateful}
 
     def unpack(self, whole: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> None:
         super().unpack(whole, own)
-        self._taken = whole["taken"]
         for name in self._stateful:
             each, states = getattr(self, name), [one["stateful"][name] for one in (*own, whole)]
             if isinstance(each, ElasticSampler):
                 each.merge(states, 0)
             else:
                 each.load_state_dict(states[0])
-        if self.model is not None:
-            self.model.load_state_dict(whole["model"])
-        if self.optimizer is not None:
-            _load(self.optimizer, whole["optimizer"])
-        if (handle := self._handle()) is not None:
-            handle.load_state_dict(_together([one["compression"] for one in own], whole["compression"], handle))
-        self._has_synced = True
+        self._trained.unpack(whole, own)
 
 
-def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load a state that a distributed optimizer, too, has returned as the plain one would."""
-    load_in_place(optimizer, partial(torch.optim.Optimizer.load_state_dict, optimizer, state))
-
-
-def _together(states: Sequence[Mapping[str, Any]], other: Mapping[str, Any], handle: Handle) -> dict[str, Any]:
-    """Return what this rank's compression remembers: what all these ranks owe, and the rest of one.
-
-    Args:
-        states: of ranks whose residuals, and other debts such as DGC's velocity, are this rank's now. Without any it
-            has none.
-        other: of any rank.
-    """
-    parts = [next(iter(each["ranks"].values())) for each in (*states, other)]
-    own, kinds = parts[: len(states)], parts[0]["states"]
-    debts = [kind for kind in kinds if handle.is_debt(kind) and all(each.dim() for each in kinds[kind].values())]
-    kept = {
-        "residuals": _sums([each["residuals"] for each in own]),
-        "states": {kind: kinds[kind] for kind in kinds if kind not in debts}
-        | {kind: _sums([each["states"].get(kind, {}) for each in own]) for kind in debts},
-    }
-    first = (*states, other)[0]
-    return {**first, "ranks": {name_of(hvd.rank(), hvd.size()): kept}, "remembers": bool(kept["residuals"])}
-
-
-def _sums(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    for part in parts:
-        for name, each in part.items():
-            found[name] = found[name] + each if name in found else each
-    return found
-
-
-def _require_whole(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None) -> None:
-    """Raise UnsupportedError for what is not the same on all ranks after each step."""
-    parts = () if model is None else (*model.parameters(), *model.modules())
-    if any(isinstance(each, (DTensor, FullyShardedDataParallel)) for each in parts):
+def _require_no_restart() -> None:
+    """Raise UnsupportedError where processes are started again, from copies of what is the same on all ranks."""
+    if may_start_again():
         raise UnsupportedError(
-            "this model is sharded, and hvd_compress.elastic takes those that each rank has whole: save checkpoints by "
-            "torch.distributed.checkpoint"
+            "local steps leave each rank with a model of its own, which torchrun's restarts do not bring back: start "
+            "the job by hvd-compress run --min-np, or with --max-restarts 0 and save checkpoints, one a rank"
         )
-    if hasattr(optimizer, "consolidate_state_dict"):
-        raise UnsupportedError(
-            "ZeroRedundancyOptimizer leaves each rank a part of its state: take the optimizer itself"
-        )
-    if optimizer is not None and takes_local_steps(optimizer):
-        raise UnsupportedError(
-            "local steps leave each rank with a model of its own, which hvd_compress.elastic does not take: save "
-            "checkpoints, one a rank"
-        )
-
-
-def _require_one(optimizer: torch.optim.Optimizer | None) -> None:
-    """Raise UnsupportedError for what renew() does not reach."""
-    if any(id(each) != id(optimizer) for each in watching()):
-        raise UnsupportedError(
-            "hvd_compress.elastic trains by one distributed optimizer: pass it as TorchState(model, optimizer)"
-        )
-    if isinstance(optimizer, UncompressedOptimizer) and optimizer.is_by_adasum:
-        raise UnsupportedError("op=Adasum takes its step before it exchanges: take hvd.Average where ranks come and go")

@@ -88,6 +88,14 @@ def check_rounds(every: Any, start_after: int, fragments: int, delay: int, mix: 
         )
 
 
+def check_membership(every: Every, come_and_go: bool) -> None:
+    """Raise UnsupportedError where steps may become synchronous again in a job whose ranks come and go."""
+    if come_and_go and not isinstance(every, int):
+        raise UnsupportedError(
+            f"every={every if isinstance(every, str) else 'a function'} in a job whose ranks come and go: take a number"
+        )
+
+
 def check_deadline(deadline_s: Any, shard: str) -> None:
     """Raise ConfigError for what is no time, UnsupportedError where ranks share a replica and take its steps together.
 

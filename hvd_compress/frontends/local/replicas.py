@@ -19,6 +19,7 @@ from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.frontends.ddp.refusals import is_sharded
 from hvd_compress.frontends.optimizer.named_parameters import name_parameters, trainable
 from hvd_compress.frontends.original import original_of
+from hvd_compress.membership.member import known
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 
@@ -39,6 +40,7 @@ class Replicas:
         give_gradients: called after that.
         buffers: returns what has a mean, too, such as BatchNorm's statistics.
         before_writing: called before parameters are written outside of a step.
+        come_and_go: whether other ranks may come, also to one that is alone.
     """
 
     parameters: Mapping[str, torch.Tensor]
@@ -53,6 +55,7 @@ class Replicas:
     give_gradients: Callable[[], None] = lambda: None
     buffers: Callable[[], Sequence[torch.Tensor]] = tuple
     before_writing: Callable[[], None] = lambda: None
+    come_and_go: bool = False
 
     @classmethod
     def whole(cls, optimizer: torch.optim.Optimizer, model: Any, request: Request) -> Replicas:
@@ -86,7 +89,15 @@ class Replicas:
             raise UsageError("hvd.init() comes first: without it there are no ranks to train with")
         connect, buffers = partial(_connect, hvd), partial(averaged_buffers, model)
         arrivals = choose_arrivals(request.engine, None, hvd)
-        return cls(trained(optimizer, model), connect, hvd.rank(), hvd.size(), arrivals=arrivals, buffers=buffers)
+        return cls(
+            trained(optimizer, model),
+            connect,
+            hvd.rank(),
+            hvd.size(),
+            arrivals=arrivals,
+            buffers=buffers,
+            come_and_go=known() is not None,
+        )
 
 
 def _connect(hvd: Any, request: Request, settings: Settings) -> Engine:

@@ -11,7 +11,7 @@ import torch
 
 from hvd_compress.buckets.layout import Layout
 from hvd_compress.buckets.plan import plan_buckets
-from hvd_compress.errors import UsageError
+from hvd_compress.errors import CommunicationError, UsageError
 from hvd_compress.frontends.front_end import FrontEnd
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.local.agreed import Agreed
@@ -19,6 +19,7 @@ from hvd_compress.frontends.local.outer import Make
 from hvd_compress.frontends.local.replicas import Replicas
 from hvd_compress.frontends.local.said import NOTHING, Figures, Said
 from hvd_compress.request.request import Request
+from hvd_compress.session import checkpoint
 
 log = logging.getLogger("hvd_compress")
 
@@ -84,6 +85,8 @@ class Rounds:
         self.exchange_s = 0.0
         self.unsettled = False
         self._launched: dict[str, torch.Tensor] = {}  # parameters as they were when it was launched, if it lands late
+        self._has_ended = False  # as the session sees it, before ranks have told each other
+        self._given_up: tuple[int, dict[str, torch.Tensor]] | None = None
         self.exchanged = 0
 
     @property
@@ -211,7 +214,7 @@ class Rounds:
             weight: the share of its steps that this rank has taken, in [0, 1].
         """
         assert self.in_flight is None, "one after the other"
-        session, self.in_flight = self.handle.session, fragment
+        session, self.in_flight, self._has_ended = self.handle.session, fragment, False
         self._check_replicas_of(self.anchors)
         session.begin_step(self._numbers[fragment])
         energy = 0.0
@@ -262,10 +265,9 @@ class Rounds:
         """
         assert self.in_flight is not None, "nothing is in flight"
         if self._landing is None:
-            report = self.handle.session.end_step()
+            report, self._has_ended = self.handle.session.end_step(), True
             self.exchange_s = report.compress_s + report.communicate_s + report.decompress_s
             numbers = self._numbers[self.in_flight] if report.finite else ()
-            self._landing = {name: part for number in numbers for name, part in self._parts(number).items()}
             assert self._told is not None
             mean_energy = sum(_energy(self._flats[number]) for number in numbers)
             if self.said.take(self._told(), self.in_flight, report.finite, mean_energy):
@@ -274,7 +276,59 @@ class Rounds:
             if 0 < self.said.weight != self.world_size:
                 for number in numbers:
                     self._flats[number].mul_(self.world_size / self.said.weight)
+            self._landing = {name: part for number in numbers for name, part in self._parts(number).items()}
         return self._landing
+
+    def leave(self) -> bool:
+        """Ranks are to meet anew: land what is on its way, or give it up where it has failed. Return whether it counts.
+
+        What was given up, catch_up() may need.
+        """
+        if self.in_flight is None:
+            return False
+        if self._landing is not None or not (self.handle.session.failed or self._has_ended):
+            try:
+                return self.land()
+            except CommunicationError as error:
+                log.info("hvd_compress: %s; what rank %d was exchanging, it brings once more", error, self.rank)
+        self._given_up = self.in_flight, self._launched
+        self.in_flight, self._landing, self._launched = None, None, {}
+        return False
+
+    def catch_up(self, state: Mapping[str, Any]) -> int | None:
+        """Go on from another rank's anchors, where an exchange has ended that was given up here; return its fragment.
+
+        It was one of gradients for None.
+
+        Args:
+            state: of the other rank, by state_dict() of `agreed`.
+        """
+        self.agreed.load_state_dict(state)
+        if self._given_up is None:
+            self.agreed.return_to()
+            return None
+        fragment, launched = self._given_up
+        self.agreed.go_on(fragment, launched, self.said.leaving)
+        return fragment
+
+    def renew(self, other: Rounds, *, counts: bool, forgets: bool) -> None:
+        """Let another one, over other ranks, go on between two exchanges. Threads of this one end.
+
+        Args:
+            counts: whether what was given up has ended on other ranks.
+            forgets: whether what was exchanged were gradients, and will be parameters.
+        """
+        session = self.handle.session
+        session.close()
+        if counts and not self._has_ended:
+            session.keep_step()
+        elif self._has_ended and not counts and self._given_up is not None:
+            session.drop_step()
+        if forgets:
+            session.states.scale(0.0)
+        saved = checkpoint.save(session, other.rank, other.world_size)
+        other.load_state_dict({**self.state_dict(), "exchange": saved, "world_size": other.world_size})
+        other.exchanged, other.unsettled = self.exchanged, self.unsettled
 
     def state_dict(self) -> dict[str, Any]:
         """Return anchors, outer state, what is remembered and what is in flight. It waits for that, and communicates

@@ -172,6 +172,69 @@ class Schedule:
         check_whole(f"every({self.steps})", found, 1)
         return found
 
+    def leave(self) -> None:
+        """Ranks are to meet anew: nothing is on its way after this."""
+        fragment = self._rounds.in_flight
+        if self._rounds.leave():
+            assert fragment is not None
+            self._turns.land(fragment)
+        if self._is_synchronous:
+            self._rounds.agreed.reset()
+
+    def moment(self) -> dict[str, Any]:
+        """Return where this rank stands, between two exchanges."""
+        return {
+            "steps": self.steps,
+            "length": self._length,
+            "exchanged": self._rounds.exchanged,
+            "turns": self._turns.state_dict(),
+        }
+
+    def meet(self, moment: Mapping[str, Any], agreed: Mapping[str, Any] | None, *, is_new: bool) -> tuple[bool, bool]:
+        """Stand where another rank does, which is the furthest; the round of all is over.
+
+        Args:
+            moment: of that rank.
+            agreed: its anchors, as Agreed returns them; None where all ranks have the same.
+            is_new: whether this rank has come.
+
+        Returns:
+            Whether an exchange has ended there, and failed here; whether steps have become local there alone.
+        """
+        counts = not is_new and self._rounds.exchanged < moment["exchanged"]
+        begins = self._is_synchronous and moment["length"] > 1
+        if is_new or begins:
+            self._turns.reset()
+        if agreed is not None and is_new:
+            self._rounds.agreed.load_state_dict(agreed)
+            self._rounds.agreed.return_to()
+        elif agreed is not None and counts:
+            fragment = self._rounds.catch_up(agreed)
+            if fragment is not None:
+                self._turns.land(fragment)
+        self.steps, self._length = moment["steps"], moment["length"]
+        self._place = self._length
+        self._turns.meet(moment["turns"])
+        self._rounds.exchanged = moment["exchanged"]
+        self._clock.skip()
+        return counts, begins
+
+    def renew(self, rounds: Rounds, **how: bool) -> None:
+        """Exchange over other ranks. `how`: as Rounds.renew()."""
+        self._rounds.renew(rounds, **how)
+        self._rounds = rounds
+
+    def end_round(self) -> None:
+        """All ranks have met: exchange what they have learned, each in as many steps as it has taken. Collective."""
+        taken = self._rounds.handle.session.gathering.of_all([self._turns.own], "steps of ranks that have met")
+        if self._is_synchronous or not any(own for (own,) in taken):
+            return
+        for fragment in range(self._rounds.count):
+            self._rounds.launch(fragment, length=self._length, weight=self._turns.launch(fragment))
+            if self._rounds.land():
+                self._turns.land(fragment)
+        self._clock.skip()
+
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the round, and the state of rounds."""
         if self._is_synchronous:

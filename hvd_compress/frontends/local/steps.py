@@ -16,11 +16,13 @@ from hvd_compress.engines.leave import at_end
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.known import register
+from hvd_compress.frontends.local.agreed import Agreed
 from hvd_compress.frontends.local.arguments import (
     Deadline,
     Every,
     check_auto,
     check_deadline,
+    check_membership,
     check_optimizer,
     check_outer,
     check_rounds,
@@ -34,13 +36,18 @@ from hvd_compress.frontends.local.settled import require_one_model
 from hvd_compress.request.request import Request
 from hvd_compress.session.notices import tell_one_rank
 
-_taken: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-"""Optimizers that take local steps."""
+_taken: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[LocalSteps]] = weakref.WeakKeyDictionary()
+"""By optimizers that take local steps what exchanges them."""
 
 
 def takes_local_steps(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether something exchanges what this optimizer has learned, once in several steps."""
     return optimizer in _taken
+
+
+def local_steps_of(optimizer: torch.optim.Optimizer) -> LocalSteps | None:
+    """Return what exchanges what this optimizer has learned, once in several steps; None where nothing does."""
+    return _taken[optimizer]() if optimizer in _taken else None
 
 
 class LocalSteps:
@@ -108,15 +115,19 @@ class LocalSteps:
             raise UsageError(
                 "this optimizer takes local steps already, and both would exchange: make a new one over the parameters"
             )
-        self._replicas = replicas = model if isinstance(model, Replicas) else Replicas.whole(optimizer, model, request)
+        make = partial(Replicas.whole, optimizer, model, request)
+        self._replicas = replicas = model if isinstance(model, Replicas) else make()
         self._is_open = self._is_averaged = False
         self._schedule: Schedule | None = None
-        if replicas.world_size == 1:
+        self._make_replicas = None if isinstance(model, Replicas) else make
+        check_membership(every, replicas.come_and_go)
+        if replicas.world_size == 1 and not replicas.come_and_go:
             self.handle = Handle.alone(replicas.parameters, request, replicas.settings)
             tell_one_rank(request.compressor)
             at_end(self, self.handle.session.close)
             return
-        self._rounds = Rounds(replicas, request, outer=outer, fragment_count=fragments, mix=mix)
+        self._make_rounds = partial(Rounds, request=request, outer=outer, fragment_count=fragments, mix=mix)
+        self._rounds = self._make_rounds(replicas)
         self.handle = self._rounds.handle
         try:
             self.handle.follow(optimizer)
@@ -132,11 +143,13 @@ class LocalSteps:
             self._rounds.close()
             raise
         # They hold this: what a program makes and does not keep exchanges all the same, as long as its optimizer lives.
+        self._optimizer = weakref.ref(optimizer)
         self._known = {id(each) for each in _trained(optimizer)}
-        _taken.add(optimizer)
+        _taken[optimizer] = weakref.ref(self)
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
-        at_end(self, self._rounds.close)
+        self._last = [self._rounds]
+        at_end(self, _close, self._last)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -203,6 +216,45 @@ class LocalSteps:
                 for name, parameter in self._replicas.parameters.items():
                     parameter.copy_(state["rounds"]["anchors"][name])
 
+    def leave(self) -> None:
+        """Ranks are to meet anew, as hvd_compress.elastic has them: what is on its way lands, or is given up."""
+        if self._schedule is not None:
+            self._schedule.leave()
+
+    def moment(self) -> dict[str, Any]:
+        """Return where this rank stands after leave(): its steps, and the exchanges that have ended."""
+        if self._schedule is None:
+            return {"steps": 0, "exchanged": 0}
+        return self._schedule.moment()
+
+    @property
+    def agreed(self) -> Agreed | None:
+        """What ranks agree on; None in a job of one rank."""
+        return None if self._schedule is None else self._rounds.agreed
+
+    def meet(self, moment: Mapping[str, Any], agreed: Mapping[str, Any] | None, *, is_new: bool) -> None:
+        """Stand where the rank does that is the furthest, after leave(). Nothing is communicated.
+
+        Args:
+            moment, agreed, is_new: as Schedule.meet().
+        """
+        assert self._schedule is not None
+        assert self._make_replicas is not None
+        counts, begins = self._schedule.meet(moment, agreed, is_new=is_new)
+        self._replicas = self._make_replicas()
+        self._rounds = self._last[0] = self._make_rounds(self._replicas)
+        self._schedule.renew(self._rounds, counts=counts, forgets=begins)
+        self.handle = self._rounds.handle
+        if (optimizer := self._optimizer()) is not None:
+            self.handle.follow(optimizer)
+        self._is_open = False
+
+    def end_round(self) -> None:
+        """All ranks have met: they exchange what each has learned, and a round begins. Collective."""
+        assert self._schedule is not None
+        self._open()
+        self._schedule.end_round()
+
     def __enter__(self) -> LocalSteps:
         """Within `with`, finish() comes at the end, unless an error ends it."""
         return self
@@ -261,6 +313,10 @@ class LocalSteps:
     def _after(self, *_: Any) -> None:
         assert self._schedule is not None
         self._schedule.after_step()
+
+
+def _close(last: list[Rounds]) -> None:
+    last[0].close()
 
 
 def _trained(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

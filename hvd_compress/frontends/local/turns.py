@@ -36,6 +36,15 @@ class Turns:
         self._steps[fragment] -= steps
         self._own[fragment] -= own
 
+    def meet(self, other: dict[str, Any]) -> None:
+        """Ranks have met that have come to different places: steps are those of `other`, of the furthest."""
+        self._steps = list(other["steps"])
+
+    @property
+    def own(self) -> int:
+        """The steps that this rank has taken and not exchanged, of all fragments."""
+        return sum(self._own)
+
     def state_dict(self) -> dict[str, Any]:
         """Return both counts, and those of what is on its way."""
         return {"steps": list(self._steps), "own": list(self._own), "launched": self._launched}

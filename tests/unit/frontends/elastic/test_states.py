@@ -12,7 +12,7 @@ import torch
 
 from hvd_compress import elastic
 from hvd_compress.errors import ConfigError, UnsupportedError
-from hvd_compress.frontends.elastic import copies, states
+from hvd_compress.frontends.elastic import copies, states, trained
 from hvd_compress.frontends.elastic.copies import Copies
 from hvd_compress.membership.kept import Kept
 
@@ -48,13 +48,13 @@ class Alone:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (copies, states):
+    for module in (copies, states, trained):
         monkeypatch.setattr(module, "hvd", Alone)
 
 
 def test_a_rank_takes_over_what_several_owed() -> None:
     first, second = (of(*each) for each in RANKS)
-    found = states._together([first, second], first, HANDLE)
+    found = trained.together([first, second], first, HANDLE)
     (name,) = found["ranks"]
     assert name == "rank 0 of 1"
     own = found["ranks"][name]
@@ -66,7 +66,7 @@ def test_a_rank_takes_over_what_several_owed() -> None:
 
 
 def test_a_rank_that_takes_over_nothing_owes_nothing() -> None:
-    found = states._together([], of(*RANKS[0]), HANDLE)
+    found = trained.together([], of(*RANKS[0]), HANDLE)
     assert found["ranks"]["rank 0 of 1"]["residuals"] == {}
     assert found["ranks"]["rank 0 of 1"]["states"].keys() == {"powersgd.q", "gradient:velocity"}
     assert found["ranks"]["rank 0 of 1"]["states"]["gradient:velocity"] == {}
@@ -79,7 +79,7 @@ def test_a_scheduler_goes_on_turning_what_was_loaded() -> None:
     saved["param_groups"][0]["lr"] = 0.25
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     (group,) = optimizer.param_groups
-    states._load(optimizer, saved)
+    trained.load(optimizer, saved)
     assert optimizer.param_groups[0] is group
     assert group["lr"] == 0.25
     optimizer.step()
@@ -94,9 +94,11 @@ def test_a_part_of_an_optimizer_is_no_state() -> None:
         elastic.TorchState(None, optimizer)
 
 
-def test_local_steps_are_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_steps_are_not_brought_back(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    monkeypatch.setattr(states, "takes_local_steps", lambda each: each is optimizer)
+    monkeypatch.setattr(states, "local_steps_of", lambda each: each)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
     with pytest.raises(UnsupportedError, match="local steps leave each rank with a model of its own"):
         elastic.TorchState(None, optimizer)
 
