@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -52,12 +52,12 @@ class Fleet:
         self._now_s, self._met = [0.0] * len(step_s), threading.Barrier(len(step_s))
         torch.manual_seed(seed)
         self._model = task.model()
-        self.losses: list[tuple[float, float]] = []
+        self.losses: list[float] = []
         self.taken = [0] * len(step_s)
 
-    def train(self, until_s: float, measured_s: float) -> None:
-        """Train for so long, and keep validation losses by their time, so far apart at least."""
-        self._until_s, self._measured_s = until_s, measured_s
+    def train(self, at_s: Sequence[float]) -> None:
+        """Train until the last of these times, and keep the validation loss at each."""
+        self._at_s = at_s
         run_ranks(len(self._step_s), self._rank)
 
     def _rank(self, engine: Engine) -> None:
@@ -69,10 +69,10 @@ class Fleet:
         )
         rounds = Rounds(replicas, Compression.int4(), outer=averaging)
         schedule = Schedule(rounds, every=EVERY, start_after=0, delay=0, deadline_s=self._deadline_s)
-        _time.now_s = 0.0
+        _time.now_s = self._met_s = 0.0
         rounds.open()
-        while _time.now_s < self._until_s:
-            exchanged = rounds.exchanged
+        land, rounds.land = rounds.land, lambda: self._landed(own, model, land)  # type: ignore[method-assign]
+        while self._met_s < self._at_s[-1]:
             self._task.loss(model, self._task.batch(self._seed, self.taken[own], own)).backward()
             schedule.before_step()
             optimizer.step()
@@ -80,17 +80,19 @@ class Fleet:
             _time.now_s += self._step_s[own]
             schedule.after_step()
             optimizer.zero_grad()
-            if rounds.exchanged > exchanged:
-                self._meet(own, model)
         rounds.close()
 
-    def _meet(self, own: int, model: nn.Module) -> None:
+    def _landed(self, own: int, model: nn.Module, land: Callable[[], bool]) -> bool:
+        """Wait for the slowest within an exchange, so that ranks do not count it as their work."""
+        counts = land()
         self._now_s[own] = _time.now_s
         self._met.wait()
-        _time.now_s = max(self._now_s)
-        if own == 0 and (not self.losses or _time.now_s - self.losses[-1][0] >= self._measured_s):
-            self.losses.append((_time.now_s, self._task.validation_loss(model)))
+        now_s: float = max(self._now_s)
+        _time.now_s = self._met_s = now_s
+        while own == 0 and len(self.losses) < len(self._at_s) and now_s >= self._at_s[len(self.losses)]:
+            self.losses.append(self._task.validation_loss(model))
         self._met.wait()
+        return counts
 
 
 @click.command(help=__doc__)
@@ -104,8 +106,8 @@ def main(seeds: int, until_s: float) -> None:
         found: list[list[float]] = []
         for seed in range(seeds):
             fleet = Fleet(task, step_s, deadline_s, seed)
-            fleet.train(until_s, until_s / 4)
-            found.append([next(loss for now_s, loss in fleet.losses if now_s >= each) for each in at])
+            fleet.train(at)
+            found.append(fleet.losses)
             click.echo(f"{name}, seed {seed}: {fleet.losses}, steps {fleet.taken}", err=True)
         rows.append(
             [name, "/".join(map(str, fleet.taken)), *(f"{fmean(each):.3f}" for each in zip(*found, strict=True))]

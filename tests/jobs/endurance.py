@@ -13,10 +13,22 @@ import time
 from typing import Any
 
 import click
+import psutil
 
 from benchmarks.frame.page import table
 from tests.jobs.comes_and_goes import Job, kill, launched
 from tests.jobs.test_elastic import COMMAND
+
+
+SOON_S = 12.0
+"""A host whose processes end sooner gets no more."""
+
+
+def lived_s(process: int) -> float:
+    try:
+        return time.time() - psutil.Process(process).create_time()
+    except psutil.NoSuchProcess:
+        return 0.0
 
 
 def said(job: Job) -> list[dict[str, Any]]:
@@ -40,10 +52,10 @@ def main(steps: int, every: int, seconds: float) -> None:
             if not met or met[-1]["size"] != 2:
                 continue
             stays = stays or ranks[0]
-            victims = [each["pid"] for each in met[-2:] if each["pid"] != stays]
+            victims = [each["pid"] for each in met[-2:] if each["pid"] != stays and lived_s(each["pid"]) > SOON_S]
             if now >= place + every and now < steps - every and victims:
                 kill(victims[0])
-                deaths, place = deaths + 1, now
+                deaths, place = deaths + 1, place + every
                 if deaths % 10 == 1:
                     click.echo(f"step {now}, {deaths} deaths, {time.monotonic() - begun:.0f} s", err=True)
         finished = job.process.poll() is not None

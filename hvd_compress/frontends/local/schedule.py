@@ -88,9 +88,9 @@ class Schedule:
         before, following = fragments.turn(self._place, self._length, self._rounds.count)
         if self._place == before:
             return False  # it has just been exchanged
-        typical_s, deadline_s = self._rounds.said.typical_step_s, self._deadline_s
-        step_s = typical_s if deadline_s == "auto" else deadline_s / self._length
-        return 0 < step_s * (following - before) < self._clock.turn_s + self._clock.figures()[0] / 2
+        step_s = self._rounds.said.typical_step_s if self._deadline_s == "auto" else self._deadline_s / self._length
+        # 0 before "auto" knows: one step of each, as all steps of the slowest rank would take too long.
+        return step_s * (following - before) < self._clock.turn_s + self._clock.figures()[0] / 2
 
     def _advance(self, is_own: bool = True) -> None:
         self.steps += 1
