@@ -19,7 +19,6 @@ from benchmarks.frame.page import table
 from tests.jobs.comes_and_goes import Job, kill, launched
 from tests.jobs.test_elastic import COMMAND
 
-
 SOON_S = 12.0
 """A host whose processes end sooner gets no more."""
 
