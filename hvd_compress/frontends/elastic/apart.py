@@ -15,6 +15,7 @@ from hvd_compress.frontends.elastic.trained import Trained, load, options_of, ta
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.horovod.runtime_selection import hvd
 from hvd_compress.frontends.local.steps import LocalSteps
+from hvd_compress.membership.member import known
 
 
 class TrainedApart(Trained):
@@ -25,7 +26,8 @@ class TrainedApart(Trained):
         self._local = local
 
     def position(self) -> tuple[int, int]:
-        self._local.leave()
+        if known() is not None:  # elsewhere ranks never meet anew
+            self._local.leave()
         moment = self._local.moment()
         return moment["exchanged"], moment["steps"]
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from hvd_compress.buckets.real import gradient_shape
-from hvd_compress.errors import UnsupportedError
+from hvd_compress.errors import UnsupportedError, UsageError
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.horovod.broadcasts import broadcast_
 from hvd_compress.frontends.horovod.distributed import renew
@@ -22,6 +22,7 @@ from hvd_compress.frontends.horovod.optimizer_state import broadcast_optimizer_s
 from hvd_compress.frontends.horovod.runtime_selection import hvd
 from hvd_compress.frontends.horovod.uncompressed import UncompressedOptimizer
 from hvd_compress.frontends.known import find
+from hvd_compress.frontends.local.steps import takes_local_steps
 from hvd_compress.frontends.optimizer.watchers import watching
 from hvd_compress.frontends.optimizers import load_in_place
 from hvd_compress.session.checkpoint import name_of
@@ -72,7 +73,14 @@ class Trained:
         return bring_back
 
     def sync(self, root: int, whole: bool) -> None:
-        """Take over what rank `root` has. Collective. `whole`: also what is the same on ranks that are as far."""
+        """Take over what rank `root` has. Collective. `whole`: also what is the same on ranks that are as far.
+
+        Raises UsageError where the optimizer takes local steps by now.
+        """
+        if self.optimizer is not None and takes_local_steps(self.optimizer):
+            raise UsageError(
+                "LocalSteps was made after TorchState, which takes ranks to have one model: make it before"
+            )
         self.taken = hvd.broadcast_object(self.taken, root, name="elastic steps")
         if whole and self.model is not None:
             for name, tensor in self.model.state_dict().items():

@@ -181,9 +181,9 @@ class LocalSteps:
         self._replicas.before_writing()
         tensors = [*(each.detach() for each in self._replicas.parameters.values()), *self._replicas.buffers()]
         own = [each.clone() for each in tensors]
-        self._rounds.mean(tensors)
         self._is_averaged = True
         try:
+            self._rounds.mean(tensors)
             yield
         finally:
             self._is_averaged = False

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hvd_compress import elastic
-from hvd_compress.errors import ConfigError, UnsupportedError
+from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.frontends.elastic import copies, states, trained
 from hvd_compress.frontends.elastic.copies import Copies
 from hvd_compress.membership.kept import Kept
@@ -101,6 +101,14 @@ def test_local_steps_are_not_brought_back(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
     with pytest.raises(UnsupportedError, match="local steps leave each rank with a model of its own"):
         elastic.TorchState(None, optimizer)
+
+
+def test_local_steps_that_were_made_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    trains = trained.Trained(None, optimizer)
+    monkeypatch.setattr(trained, "takes_local_steps", lambda each: each is optimizer)
+    with pytest.raises(UsageError, match="LocalSteps was made after TorchState"):
+        trains.sync(0, whole=True)
 
 
 class Program:
