@@ -17,10 +17,9 @@ from torch import nn
 from benchmarks.frame.store import append, lines
 from benchmarks.time_to_accuracy import figures, gather, lab, losses, page, tasks, text, training
 from hvd_compress.compression import Compression
-from hvd_compress.errors import UnsupportedError
 from hvd_compress.measuring import order
-from hvd_compress.netlab import Lab
 from hvd_compress.optim import DeMo
+from tests.netlab.rights import require_lab
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "time-to-accuracy.json"
 LARGEST_BYTES = 50_000
@@ -311,10 +310,7 @@ def test_a_slow_method_goes_on_until_the_loss_or_the_last_step() -> None:
 def test_a_round_in_the_lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(lab, "BUILD", tmp_path)
     monkeypatch.setattr(lab, "RANKS", 2)
-    try:
-        Lab(2, "1ms", "1gbit").close()
-    except UnsupportedError as error:
-        pytest.skip(f"no network lab can be made here: {error}")
+    require_lab()
     lab.measure("language", "1gbit-1ms", ["horovod", "ddp", "topk"], seconds=0.0, least=1)
     (found,) = lines(lab.rounds_of("language", "1gbit-1ms"))
     assert found.pop("circumstances")["cores"] > 0

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from hvd_compress.errors import UnsupportedError
 from hvd_compress.netlab import Lab, network
 from hvd_compress.netlab.network import INTERFACE
 from hvd_compress.netlab.relay import PROGRAM
 from tests.jobs.comes_and_goes import Job, require_exact
+from tests.netlab.rights import require_lab
 
 pytestmark = pytest.mark.level2
 COMMAND = str(Path(sys.executable).parent / "hvd-compress")
@@ -24,10 +24,7 @@ COMMAND = str(Path(sys.executable).parent / "hvd-compress")
 
 @pytest.fixture(scope="module", autouse=True)
 def _rights() -> None:
-    try:
-        Lab(1, "1ms", "1gbit").close()
-    except UnsupportedError as error:
-        pytest.skip(f"no network lab can be made here: {error}")
+    require_lab()
 
 
 @contextmanager

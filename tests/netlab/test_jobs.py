@@ -16,13 +16,14 @@ import pytest
 
 from hvd_compress import collectives
 from hvd_compress.compressors import TopK
-from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError
+from hvd_compress.errors import CommunicationError, ConfigError
 from hvd_compress.netlab import Lab, Link, Schedule, places
 from hvd_compress.netlab.check import measure
 from hvd_compress.netlab.places import running
 from hvd_compress.netlab.relay import Relay
 from hvd_compress.netlab.schedule import Change
 from tests.jobs.launch import CHECKOUT
+from tests.netlab.rights import require_lab
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 600.0
@@ -40,10 +41,7 @@ LAB = ["--hosts", "2", "--latency", "1ms", "--bandwidth", "100mbit"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _rights() -> None:
-    try:
-        Lab(1, "1ms", "1gbit").close()
-    except UnsupportedError as error:
-        pytest.skip(f"no network lab can be made here: {error}")
+    require_lab()
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from hvd_compress.errors import UnsupportedError
-from hvd_compress.netlab import Lab
 from tests.jobs.launch import launch
+from tests.netlab.rights import require_lab
 from tests.unit.docs.blocks import KINDS, PAGES, Page, all_blocks, check, run_pages
 
 
@@ -30,10 +29,7 @@ def test_blocks_of_one_process(page: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_blocks_with_a_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try:
-        Lab(1, "1ms", "1gbit").close()
-    except UnsupportedError as error:
-        pytest.skip(f"no network lab can be made here: {error}")
+    require_lab()
     monkeypatch.chdir(tmp_path)
     run_pages("lab")
 
