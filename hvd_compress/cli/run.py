@@ -67,8 +67,13 @@ def _elastic(
     late_s = Settings.from_environment().timeout_s
     roster = Roster(ranks, least, most, late_s, patience_s)
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
+    variables = {"HVD_COMPRESS_RUNTIME": "torch", **os.environ, "PATH": path}
+    if variables["HVD_COMPRESS_RUNTIME"] != "torch":
+        raise ConfigError(
+            f"HVD_COMPRESS_RUNTIME={variables['HVD_COMPRESS_RUNTIME']}, whose ranks do not come and go: leave it out"
+        )
     find = by_script(script) if script is not None else lambda: known
-    return Launcher(program, find, roster, most, {**os.environ, "PATH": path}).run()
+    return Launcher(program, find, roster, most, variables).run()
 
 
 def launch_line(

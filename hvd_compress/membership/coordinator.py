@@ -149,8 +149,8 @@ class Coordinator:
                 self._waits.setdefault((generation, group), {})[rank] = int(wait)
             return []
         if kind == "who waits":
-            generation, group = fields
-            self._tell([number], "waits", group, sorted(self._waits.get((generation, group), {}).items()))
+            generation, group, question = fields
+            self._tell([number], "waits", question, sorted(self._waits.get((generation, group), {}).items()))
             return []
         raise ValueError(f"a message called {kind!r}")
 

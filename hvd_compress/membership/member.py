@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -49,7 +50,7 @@ class Member:
         self._lock = threading.Lock()
         self._meeting: Meeting | None = None
         self._told: SimpleQueue[Meeting | None] = SimpleQueue()
-        self._waits: SimpleQueue[tuple[int, dict[int, int]]] = SimpleQueue()
+        self._questions, self._answers = count(), SimpleQueue[tuple[int, dict[int, int]]]()
         self._ended = ""
         self._call: Callable[[str], None] = lambda why: None
         threading.Thread(target=self._hear, name="hvd-compress-membership", daemon=True).start()
@@ -85,12 +86,12 @@ class Member:
 
         Raises CommunicationError where the coordinator does not answer.
         """
-        self._send("who waits", generation, group)
-        end_s = monotonic() + _ANSWER_S
+        question, end_s = next(self._questions), monotonic() + _ANSWER_S
+        self._send("who waits", generation, group, question)
         with suppress(Empty):
             while True:
-                of, found = self._waits.get(timeout=max(0.0, end_s - monotonic()))
-                if of == group:
+                answered, found = self._answers.get(timeout=max(0.0, end_s - monotonic()))
+                if answered == question:  # else it is of one that was not answered in time
                     return found
         raise CommunicationError(f"the launcher has not answered within {_ANSWER_S:g} s")
 
@@ -149,8 +150,8 @@ class Member:
                     self._send("leaves", self.generation)
                     self._leave(fields[1])
                 elif kind == "waits":
-                    group, found = fields
-                    self._waits.put((group, {rank: wait for rank, wait in found}))
+                    question, waits = fields
+                    self._answers.put((question, dict(waits)))
                 elif kind == "leave":
                     self.leave(fields[0])
                 elif kind == "end":

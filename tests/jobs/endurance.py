@@ -68,6 +68,7 @@ def main(steps: int, every: int, seconds: float) -> None:
     print(f"{own[-1]['step']:,} steps, {deaths} deaths, in {time.monotonic() - begun:.0f} s: ", end="")
     print(f"ended {finished and job.process.returncode == 0}, every sum exact {bool(ends) and all(ends)}")
     print(table(["step", "MiB", "threads", "files", "files in /dev/shm"], rows))
+    sys.exit(not (finished and job.process.returncode == 0 and bool(ends) and all(ends)))
 
 
 if __name__ == "__main__":

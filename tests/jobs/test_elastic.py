@@ -125,22 +125,31 @@ def test_ranks_that_leave_hand_over_what_they_owe(tmp_path: Path) -> None:
         assert running.said(left % "SIGTERM has asked it to")
 
 
-LOCAL = [("dense", "1", "0", "0"), ("int4", "2", "2", "0"), ("int4", "1", "3", "1")]
-"""Compression, fragments, steps of delay, and a seed."""
+LOCAL = [
+    ("dense", "1", "0", "5", 0),
+    ("int4", "2", "2", "5", 0),
+    ("int4", "1", "3", "5", 1),
+    ("topk", "1", "0", "250", 2),
+]
+"""Compression, fragments, steps of delay, steps that are synchronous first, and a seed."""
 
 
-@pytest.mark.parametrize(("name", "fragments", "delay", "seed"), LOCAL)
-def test_local_steps_go_on_where_ranks_are_killed_and_leave(name: str, fragments: str, delay: str, seed: str) -> None:
+@pytest.mark.parametrize(("name", "fragments", "delay", "first", "seed"), LOCAL)
+def test_local_steps_go_on_where_ranks_are_killed_and_leave(
+    name: str, fragments: str, delay: str, first: str, seed: int
+) -> None:
     """In synchronous steps, within rounds, in exchanges and in finish(): ranks end alike, and have learned as well.
 
     Without any trouble the loss ends at 0.00 to 0.05; it begins at 15.
     """
-    program, draw, gone = "tests.jobs.programs.elastic_local", random.Random(int(seed)), set[int]()
-    words = ["-np", "3", "--min-np", "1", sys.executable, "-m", program, name, "600", "0.02", fragments, delay]
+    program, draw, gone = "tests.jobs.programs.elastic_local", random.Random(seed), set[int]()
+    words = ["-np", "3", "--min-np", "1", sys.executable, "-m", program, name, "600", "0.02", fragments, delay, first]
     with launched(COMMAND, "run", *words) as running:
         running.until_steps(1)
+        stays = draw.choice(list(running.members().values()))
         for _ in range(6):
-            victim, way = draw.choice(list(running.members().values())[1:] or [0]), draw.choice((kill, leave))
+            others = [each for each in running.members().values() if each != stays]
+            victim, way = draw.choice(others or [0]), draw.choice((kill, leave))
             if victim:
                 way(victim)
                 gone.add(victim)

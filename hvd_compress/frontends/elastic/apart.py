@@ -37,25 +37,26 @@ class TrainedApart(Trained):
     def sync(self, root: int, whole: bool) -> None:
         is_root, local = hvd.rank() == root, self._local
         options = [] if self.optimizer is None else options_of(self.optimizer)
-        moment, options = hvd.broadcast_object((local.moment(), options), root, name="elastic moment")
-        has_begun = moment["steps"] > 0
+        own, is_new = local.moment(), not self._has_synced
+        moment, options, has_begun = hvd.broadcast_object((own, options, not is_new), root, name="elastic moment")
         found: dict[str, Any] = {}
         if whole:
-            found = hvd.broadcast_object(self._everything(has_begun) if is_root else None, root, name="elastic model")
-        if not has_begun:
-            self._take_over(found)
+            found = hvd.broadcast_object(self._everything() if is_root else None, root, name="elastic model")
+        self._has_synced = True
+        if not has_begun or known() is None:  # all begin, perhaps each with its checkpoint of the middle of a round
+            if not moment["steps"]:
+                self._take_over(found)
             return
-        is_new = not local.moment()["steps"]
-        if is_new:
-            self._take_over(found)
+        if is_new or (own["exchanged"] < moment["exchanged"] and moment["length"] <= 1):
+            self._take_over(found)  # in synchronous steps optimizers are alike, too
         local.meet(moment, found.get("agreed"), is_new=is_new)
         if self.optimizer is not None:
             take_options(self.optimizer, options)
         if is_new and (saved := found["compression"]) is not None:
             local.handle.load_state_dict(saved)
 
-    def _everything(self, has_begun: bool) -> dict[str, Any]:
-        agreed = self._local.agreed if has_begun else None
+    def _everything(self) -> dict[str, Any]:
+        agreed = self._local.agreed
         return {
             "model": None if self.model is None else self.model.state_dict(),
             "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from hvd_compress import __version__
-from hvd_compress.errors import CommunicationError, UnsupportedError
+from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
 from hvd_compress.frontends.elastic.apart import TrainedApart
 from hvd_compress.frontends.elastic.copies import Copies, may_start_again
 from hvd_compress.frontends.elastic.sampler import ElasticSampler
 from hvd_compress.frontends.elastic.trained import Trained, require_one
 from hvd_compress.frontends.horovod.runtime_selection import hvd
-from hvd_compress.frontends.local.steps import local_steps_of
+from hvd_compress.frontends.local.steps import LocalSteps, local_steps_of
 from hvd_compress.membership.member import known
 
 
@@ -111,8 +111,15 @@ class ObjectState(State):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__()
+        self._require_free(attributes)
         self._names = sorted(attributes)
         vars(self).update(attributes)
+
+    def _require_free(self, names: Iterable[str]) -> None:
+        """Raise ConfigError for names of attributes that a state has already."""
+        for name in names:
+            if hasattr(self, name):
+                raise ConfigError(f"{name!r} is a name that {type(self).__name__} has itself: give it another")
 
     def keep(self) -> Callable[[], object]:
         attributes = copy.deepcopy({name: getattr(self, name) for name in self._names})
@@ -147,8 +154,13 @@ class TorchState(ObjectState):
             optimizer: also one that takes local steps: make LocalSteps before this.
             attributes: samplers, schedulers and such are asked for their state_dict(); others are taken over whole.
 
-        Raises UnsupportedError for what cannot go on where ranks come and go, as docs/elastic.md lists it.
+        Raises:
+            UnsupportedError: what cannot go on where ranks come and go, as docs/elastic.md lists it.
+            ConfigError: an attribute has the name of a method.
+            UsageError: LocalSteps was passed, and not its optimizer.
         """
+        if any(isinstance(each, LocalSteps) for each in (optimizer, *attributes.values())):
+            raise UsageError("LocalSteps goes on with the optimizer that it was made of: pass that, and leave it out")
         local = None if optimizer is None else local_steps_of(optimizer)
         if local is None or optimizer is None:
             self._trained = Trained(model, optimizer)
@@ -159,6 +171,7 @@ class TorchState(ObjectState):
             require_one(optimizer)
         stateful = {name for name, each in attributes.items() if hasattr(each, "load_state_dict")}
         super().__init__(**{name: each for name, each in attributes.items() if name not in stateful})
+        self._require_free(stateful)
         vars(self).update({name: attributes[name] for name in stateful})
         self._stateful, self.model, self.optimizer = sorted(stateful), model, optimizer
         self._made_at = 0 if (own := known()) is None else own.generation

@@ -22,7 +22,7 @@ from hvd_compress.frontends.horovod.optimizer_state import broadcast_optimizer_s
 from hvd_compress.frontends.horovod.runtime_selection import hvd
 from hvd_compress.frontends.horovod.uncompressed import UncompressedOptimizer
 from hvd_compress.frontends.known import find
-from hvd_compress.frontends.local.steps import takes_local_steps
+from hvd_compress.frontends.local.steps import takes_local_steps, taking_local_steps
 from hvd_compress.frontends.optimizer.watchers import watching
 from hvd_compress.frontends.optimizers import load_in_place
 from hvd_compress.session.checkpoint import name_of
@@ -216,7 +216,7 @@ def require_whole(model: torch.nn.Module | None, optimizer: torch.optim.Optimize
 
 def require_one(optimizer: torch.optim.Optimizer | None) -> None:
     """Raise UnsupportedError for what renew() does not reach."""
-    if any(id(each) != id(optimizer) for each in watching()):
+    if any(id(each) != id(optimizer) for each in (*watching(), *taking_local_steps())):
         raise UnsupportedError(
             "hvd_compress.elastic trains by one distributed optimizer: pass it as TorchState(model, optimizer)"
         )

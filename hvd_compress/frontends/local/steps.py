@@ -45,6 +45,11 @@ def takes_local_steps(optimizer: torch.optim.Optimizer) -> bool:
     return optimizer in _taken
 
 
+def taking_local_steps() -> list[torch.optim.Optimizer]:
+    """Return the optimizers that do."""
+    return list(_taken)
+
+
 def local_steps_of(optimizer: torch.optim.Optimizer) -> LocalSteps | None:
     """Return what exchanges what this optimizer has learned, once in several steps; None where nothing does."""
     return _taken[optimizer]() if optimizer in _taken else None

@@ -1,6 +1,7 @@
 """Trains by local steps in a job whose ranks come and go, and says how well, and whether ranks end alike.
 
-Arguments: the compression, steps, seconds that a step takes at least, fragments, and steps of delay.
+Arguments: the compression, steps, seconds that a step takes at least, fragments, steps of delay, and how many are
+synchronous first.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ def main() -> None:
     hvd.init()
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(INPUTS, 24), torch.nn.Linear(24, INPUTS // 8))
-    compression = {"dense": hvd.Compression.dense(), "int4": hvd.Compression.int4()}[name]
+    first = int(sys.argv[6]) if len(sys.argv) > 6 else 5
+    compression = {"topk": hvd.Compression.topk(0.2), "dense": hvd.Compression.dense(), "int4": hvd.Compression.int4()}[
+        name
+    ]
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)
     local = LocalSteps(
-        optimizer, model, every=6, start_after=5, compression=compression, fragments=fragments, delay=delay
+        optimizer, model, every=6, start_after=first, compression=compression, fragments=fragments, delay=delay
     )
     state = hvd.elastic.TorchState(model, optimizer, step=0)
 

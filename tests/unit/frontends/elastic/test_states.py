@@ -14,6 +14,7 @@ from hvd_compress import elastic
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.frontends.elastic import copies, states, trained
 from hvd_compress.frontends.elastic.copies import Copies
+from hvd_compress.local import LocalSteps
 from hvd_compress.membership.kept import Kept
 
 RANKS = [
@@ -109,6 +110,19 @@ def test_local_steps_that_were_made_too_late(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(trained, "takes_local_steps", lambda each: each is optimizer)
     with pytest.raises(UsageError, match="LocalSteps was made after TorchState"):
         trains.sync(0, whole=True)
+
+
+def test_what_a_state_has_already_is_no_name_of_an_attribute() -> None:
+    for attributes in ({"steps": 0}, {"copies": 1}, {"position": torch.nn.Linear(1, 1)}):
+        with pytest.raises(ConfigError, match="is a name that TorchState has itself: give it another"):
+            elastic.TorchState(**attributes)
+
+
+def test_local_steps_go_on_with_their_optimizer() -> None:
+    local = LocalSteps.__new__(LocalSteps)
+    for attributes in ({"optimizer": local}, {"local": local}):
+        with pytest.raises(UsageError, match="goes on with the optimizer that it was made of"):
+            elastic.TorchState(None, **attributes)
 
 
 class Program:
