@@ -72,3 +72,21 @@ def test_ranks_meet(launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(launcher)
     assert sorted(done.stdout.splitlines()) == ["rank 0 of 2: 3", "rank 1 of 2: 3"]
+
+
+ELASTIC = [
+    ((2, "", 3, 4, None), None, "--min-np 3, -np 2 and --max-np 4: name them in ascending order"),
+    ((2, "a:2", 1, 4, "./hosts"), None, "name hosts both: leave one out"),
+    ((2, "", 1, 4, None), "horovod", "HVD_COMPRESS_RUNTIME=horovod, whose ranks do not come and go: leave it out"),
+]
+
+
+@pytest.mark.parametrize(("given", "runtime", "message"), ELASTIC)
+def test_what_ranks_that_come_and_go_cannot_do(
+    monkeypatch: pytest.MonkeyPatch, given: tuple[int, str, int, int, str | None], runtime: str | None, message: str
+) -> None:
+    monkeypatch.delenv("HVD_COMPRESS_RUNTIME", raising=False)
+    if runtime is not None:
+        monkeypatch.setenv("HVD_COMPRESS_RUNTIME", runtime)
+    with pytest.raises(ConfigError, match=message):
+        run._elastic(*given, 60.0, PROGRAM)
