@@ -46,7 +46,11 @@ class TrainedApart(Trained):
         if not has_begun or known() is None:  # all begin, perhaps each with its checkpoint of the middle of a round
             if not moment["steps"]:
                 self._take_over(found)
+                if known() is not None and local.agreed is not None:  # made for other ranks, where some met before
+                    local.agreed.reset()
+                    local.meet(moment, None, is_new=True)
             return
+        is_new = is_new or own["exchanged"] > moment["exchanged"]  # with ranks that are gone
         if is_new or (own["exchanged"] < moment["exchanged"] and moment["length"] <= 1):
             self._take_over(found)  # in synchronous steps optimizers are alike, too
         local.meet(moment, found.get("agreed"), is_new=is_new)
