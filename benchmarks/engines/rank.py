@@ -16,7 +16,7 @@ MOST_BYTES = 1 << 22
 
 
 def pairs(engine: Engine, nbytes: int) -> dict[str, tuple[Step, Step]]:
-    """Return by verb what moves a tensor of so many bytes over an engine, and by gloo's own collective."""
+    """Return by verb what moves a tensor of this number of bytes over an engine, and by gloo's own collective."""
     size = engine.world_size
     tensor = torch.ones(nbytes // 4)
     parts, received, whole = list(tensor.split(len(tensor) // size)), torch.empty_like(tensor), tensor.repeat(size)

@@ -72,7 +72,7 @@ class Job:
         return {int(each[2]): int(each[1]) for each in met[-size:]}
 
     def until_met(self, size: int, times: int) -> None:
-        """Wait until that many ranks have met for so many times."""
+        """Wait until a number of ranks has met, the given number of times."""
         self.until(lambda: len(self.said(rf" enters step \d+ as rank \d+ of {size}$")) >= size * times)
 
     def end(self) -> int:

@@ -1,4 +1,4 @@
-"""The engine over sockets: as any other, and what waits in it ends when a rank is gone, or when it is told to."""
+"""The engine over sockets: as any other, and what waits in it ends when a rank is gone, or by an order."""
 
 from __future__ import annotations
 
