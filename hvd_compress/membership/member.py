@@ -186,6 +186,12 @@ def known() -> Member | None:
     return _member
 
 
+def require_together() -> None:
+    """Raise CommunicationError where ranks are to meet anew."""
+    if _member is not None and _member.over:
+        raise CommunicationError(_member.over)
+
+
 def member(timeout_s: float) -> Member | None:
     """Return this process as a member of the job that has launched it; None where its ranks do not come and go.
 

@@ -120,17 +120,23 @@ class Opening:
 
     def _words(self, engine: Engine, resuming: Resuming, services: Services) -> dict[str, str]:
         """Return what must be equal on all ranks."""
-        settings = self.settings
         return {
             "the version of hvd_compress": __version__,
-            "compression": repr(self.request),
             "options": self.options,
             "memory that the engine takes": " and ".join(engine.capabilities.devices),
-            "HOROVOD_FUSION_THRESHOLD": f"{settings.fusion_threshold_bytes}{' by default' * settings.cuts}",
-            "HVD_COMPRESS_ADAPT": str(int(settings.adapt)),
-            "HVD_COMPRESS_CALIBRATION_S": str(settings.calibration_s),  # says what is measured
-            "HVD_COMPRESS_CHECK_EVERY": str(settings.check_every),
-            "HVD_COMPRESS_IN_FLIGHT": str(settings.in_flight or "auto"),
+            **asked(self.request, self.settings),
             **({"the step to go on with": str(resuming.step)} if resuming.is_again else {}),
             **services.fingerprint(),
         }
+
+
+def asked(request: Request, settings: Settings) -> dict[str, str]:
+    """Return what users ask for and ranks must have alike, each in words."""
+    return {
+        "compression": repr(request),
+        "HOROVOD_FUSION_THRESHOLD": f"{settings.fusion_threshold_bytes}{' by default' * settings.cuts}",
+        "HVD_COMPRESS_ADAPT": str(int(settings.adapt)),
+        "HVD_COMPRESS_CALIBRATION_S": str(settings.calibration_s),  # says what is measured
+        "HVD_COMPRESS_CHECK_EVERY": str(settings.check_every),
+        "HVD_COMPRESS_IN_FLIGHT": str(settings.in_flight or "auto"),
+    }

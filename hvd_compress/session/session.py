@@ -23,7 +23,7 @@ from hvd_compress.request.request import Request
 from hvd_compress.session.buckets import Buckets
 from hvd_compress.session.gathering import Gathering
 from hvd_compress.session.handshake import Agreement
-from hvd_compress.session.opening import Loaded, Opening, Resuming
+from hvd_compress.session.opening import Loaded, Opening, Resuming, asked
 from hvd_compress.session.pipeline import Pipeline
 from hvd_compress.session.report import Exchanged, StepReport
 from hvd_compress.session.reporting import Reporting
@@ -146,6 +146,10 @@ class Session:
         self.steering.take(found.policy, found.goes_on)
         self.services.opened(self.steering)
         return found.agreement
+
+    def asked(self) -> dict[str, str]:
+        """Return what users ask for and ranks must have alike, each in words."""
+        return asked(self.request, self._settings)
 
     def reopen(self, connect: Callable[[], Engine], arrivals: Arrivals | None = None) -> None:
         """Go on with other ranks: between two steps, or after one that has failed, which does not count on any.

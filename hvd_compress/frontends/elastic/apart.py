@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from hvd_compress.frontends.elastic.trained import Trained, load, options_of, take_options
 from hvd_compress.frontends.handle import Handle
@@ -30,6 +31,9 @@ class TrainedApart(Trained):
             self._local.leave()
         moment = self._local.moment()
         return moment["exchanged"], moment["steps"]
+
+    def about(self) -> dict[str, str]:
+        return {**super().about(), "local steps": self._local.settings}
 
     def keep(self) -> Callable[[], object]:
         return lambda: None  # sync() changes nothing before it ends
@@ -61,12 +65,14 @@ class TrainedApart(Trained):
 
     def _everything(self) -> dict[str, Any]:
         agreed = self._local.agreed
-        return {
+        found = {
             "model": None if self.model is None else self.model.state_dict(),
             "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
             "agreed": None if agreed is None else agreed.state_dict(),
             "compression": self.settled(hvd.rank()),
         }
+        on_host: dict[str, Any] = tree_map_only(torch.Tensor, torch.Tensor.cpu, found)
+        return on_host  # else all would read it on the device of this rank
 
     def _take_over(self, found: dict[str, Any]) -> None:
         if self.model is not None and found:

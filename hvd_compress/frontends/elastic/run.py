@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -122,7 +122,7 @@ class _Said:
     Attributes:
         position: how far it is; -1 where it has not begun.
         steps: that it has taken.
-        about: what must be the same on all ranks.
+        about: what must be the same on all ranks, by name.
         name: of its process.
         host: of that, by name.
         leaving: why it is to leave; "" where it stays.
@@ -131,7 +131,7 @@ class _Said:
 
     position: int
     steps: int
-    about: str
+    about: Mapping[str, str]
     name: str
     host: str
     leaving: str
@@ -162,8 +162,8 @@ def _meet(state: State, is_new: bool, helped: set[str]) -> None:
     _require_alike([each.about for each in told], root)
     if 0 <= own < furthest - 1:
         raise UsageError(
-            f"this rank has taken {own} steps and rank {root} {furthest}: only steps that all ranks take together can "
-            "be taken over"
+            f"this rank has ended {own} exchanges, and rank {root} {furthest}: it can take one over, as all ranks "
+            "exchange in one order. Let each rank take as many steps between two calls of state.commit()"
         )
     counts = 0 <= own < furthest
     bring_back = state.keep() if counts else lambda: None
@@ -176,6 +176,8 @@ def _meet(state: State, is_new: bool, helped: set[str]) -> None:
         raise
     if member is not None and (not is_new or state.is_old):
         state.renew(counts)
+    if any(name and name in each.helped for each in told):  # it has handed over, and came once more
+        state.forget_owed()
     if furthest >= 0:
         state.end_round()
     if member is not None:
@@ -204,11 +206,15 @@ def _let_leave(state: State, member: Member, told: Sequence[_Said], helped: set[
         raise JobEndedError(f"{member.name}: it has left the job, as {member.leaving}{others}")
 
 
-def _require_alike(told: Sequence[str], root: int) -> None:
+def _require_alike(told: Sequence[Mapping[str, str]], root: int) -> None:
     others = [rank for rank, about in enumerate(told) if about != told[root]]
     if not others:
         return
-    words = f"rank {root} has {told[root]}, and rank {others[0]} {told[others[0]]}"
+    first, other = told[root], told[others[0]]
+    differ = [name for name in {**first, **other} if first.get(name) != other.get(name)]
+    words = "; ".join(
+        f"{name} is {first.get(name)} on rank {root}, and {other.get(name)} on rank {others[0]}" for name in differ
+    )
     if hvd.rank() in others:
         raise ConfigError(f"this rank, {hvd.rank()}, cannot train with the others: {words}")
     raise CommunicationError(f"ranks {others} are refused: {words}")

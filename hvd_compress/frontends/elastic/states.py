@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.amp import GradScaler
 
 from hvd_compress import __version__
-from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
+from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
 from hvd_compress.frontends.elastic.apart import TrainedApart
 from hvd_compress.frontends.elastic.copies import Copies, may_start_again
 from hvd_compress.frontends.elastic.sampler import ElasticSampler
 from hvd_compress.frontends.elastic.trained import Trained, require_one
 from hvd_compress.frontends.horovod.runtime_selection import hvd
 from hvd_compress.frontends.local.steps import LocalSteps, local_steps_of
-from hvd_compress.membership.member import known
+from hvd_compress.membership.member import known, require_together
 
 
 class State:
@@ -54,9 +55,7 @@ class State:
 
     def check_host_updates(self) -> None:
         """Where ranks are to meet anew, do so now."""
-        own = known()
-        if own is not None and own.over:
-            raise CommunicationError(own.over)
+        require_together()
 
     def reset(self) -> None:
         """For states of a program's own: ranks have met anew."""
@@ -65,9 +64,9 @@ class State:
         """Return how far this rank is; -1 where it has not begun. Whoever is furthest gives what others take."""
         return 0
 
-    def about(self) -> str:
-        """Return, in words, what must be the same on all ranks."""
-        return f"hvd_compress {__version__}"
+    def about(self) -> dict[str, str]:
+        """Return, by name and in words, what must be the same on all ranks."""
+        return {"hvd_compress": __version__}
 
     def steps(self) -> int:
         """Return how many steps this rank has taken, where some are as far and have taken more."""
@@ -75,6 +74,9 @@ class State:
 
     def renew(self, counts: bool) -> None:
         """Ranks have met anew. `counts`: whether a step that has failed here has ended on another rank."""
+
+    def forget_owed(self) -> None:
+        """Others have what this rank owes. Nothing is communicated."""
 
     def end_round(self) -> None:
         """Ranks have met that have trained before, and all others have what those had. Collective."""
@@ -182,11 +184,14 @@ class TorchState(ObjectState):
     def steps(self) -> int:
         return self._trained.position()[1]
 
-    def about(self) -> str:
-        return super().about() + self._trained.about()
+    def about(self) -> dict[str, str]:
+        return {**super().about(), **self._trained.about()}
 
     def renew(self, counts: bool) -> None:
         self._trained.renew(counts)
+
+    def forget_owed(self) -> None:
+        self._trained.forget_owed()
 
     def end_round(self) -> None:
         self._trained.end_round()
@@ -210,8 +215,11 @@ class TorchState(ObjectState):
 
     def reset(self) -> None:
         for name in self._stateful:
-            if isinstance(each := getattr(self, name), ElasticSampler):
+            each = getattr(self, name)
+            if isinstance(each, ElasticSampler):
                 each.reset()
+            elif isinstance(each, GradScaler):  # else gradients of a step that failed count as unscaled
+                each.update(each.get_scale())
 
     def sync(self, root: int = 0, whole: bool = True) -> None:
         """Take over what rank `root` has: parameters, buffers, the optimizer's state, all others. Collective."""

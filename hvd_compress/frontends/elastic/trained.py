@@ -50,12 +50,14 @@ class Trained:
         """Return the exchanges that have ended, and steps. Nothing is on its way after this."""
         return self.taken, self.taken
 
-    def about(self) -> str:
-        """Return, in words, what must be the same on all ranks."""
+    def about(self) -> dict[str, str]:
+        """Return, by name and in words, what must be the same on all ranks."""
+        handle = self.handle()
+        found = {} if handle is None else handle.session.asked()
         if self.model is None:
-            return ""
+            return found
         shapes = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in self.model.named_parameters()]
-        return f", a model with {len(shapes)} parameters ({zlib.crc32(repr(shapes).encode()):08x})"
+        return {"the model": f"{len(shapes)} parameters ({zlib.crc32(repr(shapes).encode()):08x})", **found}
 
     def keep(self) -> Callable[[], object]:
         """Return what brings back all that sync() changes before it ends."""
@@ -106,6 +108,11 @@ class Trained:
         """Ranks have met anew. `counts`: whether a step that has failed here has ended on another rank."""
         if self.optimizer is not None:
             renew(self.optimizer, counts)
+
+    def forget_owed(self) -> None:
+        """Others have what this rank owes. Nothing is communicated."""
+        if (handle := self.handle()) is not None:
+            handle.load_state_dict(together([], handle.state_dict(), handle))
 
     def end_round(self) -> None:
         """Ranks have met that have trained before. Collective."""

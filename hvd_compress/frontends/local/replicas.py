@@ -19,7 +19,7 @@ from hvd_compress.errors import ConfigError, UsageError
 from hvd_compress.frontends.ddp.refusals import is_sharded
 from hvd_compress.frontends.optimizer.named_parameters import name_parameters, trainable
 from hvd_compress.frontends.original import original_of
-from hvd_compress.membership.member import known
+from hvd_compress.membership.member import known, require_together
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
 
@@ -41,6 +41,7 @@ class Replicas:
         buffers: returns what has a mean, too, such as BatchNorm's statistics.
         before_writing: called before parameters are written outside of a step.
         come_and_go: whether other ranks may come, also to one that is alone.
+        require_together: raises CommunicationError where ranks are to meet anew.
     """
 
     parameters: Mapping[str, torch.Tensor]
@@ -56,6 +57,7 @@ class Replicas:
     buffers: Callable[[], Sequence[torch.Tensor]] = tuple
     before_writing: Callable[[], None] = lambda: None
     come_and_go: bool = False
+    require_together: Callable[[], None] = lambda: None
 
     @classmethod
     def whole(cls, optimizer: torch.optim.Optimizer, model: Any, request: Request) -> Replicas:
@@ -97,6 +99,7 @@ class Replicas:
             arrivals=arrivals,
             buffers=buffers,
             come_and_go=known() is not None,
+            require_together=require_together,
         )
 
 

@@ -44,6 +44,7 @@ class Rounds:
         said: what ranks have said to each other with the last exchange.
         exchange_s: what the last exchange took, its phases together.
         exchanged: exchanges that have ended so far, the same on all ranks between two of them.
+        counted: whether the last of them counts.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Rounds:
         self._launched: dict[str, torch.Tensor] = {}  # parameters as they were when it was launched, if it lands late
         self._has_ended = False  # as the session sees it, before ranks have told each other
         self._given_up: tuple[int, dict[str, torch.Tensor]] | None = None
-        self.exchanged = 0
+        self.exchanged, self.counted = 0, True
 
     @property
     def count(self) -> int:
@@ -148,7 +149,7 @@ class Rounds:
             session.buckets.mark_ready(number)
             session.submit(number, flat)
         session.end_step()
-        self.exchanged += 1
+        self.exchanged, self.counted = self.exchanged + 1, True
         for number in range(len(self._flats)):
             for name, part in self._parts(number).items():
                 parameter = self._parameters[name]
@@ -247,7 +248,7 @@ class Rounds:
         assert self.in_flight is not None
         fragment, launched = self.in_flight, self._launched
         self.in_flight, self._landing, self._launched = None, None, {}
-        self.exchanged += 1
+        self.exchanged, self.counted = self.exchanged + 1, bool(results)
         if not results:
             self.agreed.give_up_infinite(fragment)
             self.said.require_rounds_that_count()
@@ -328,7 +329,7 @@ class Rounds:
             session.states.scale(0.0)
         saved = checkpoint.save(session, other.rank, other.world_size)
         other.load_state_dict({**self.state_dict(), "exchange": saved, "world_size": other.world_size})
-        other.exchanged, other.unsettled = self.exchanged, self.unsettled
+        other.exchanged, other.counted, other.unsettled = self.exchanged, self.counted, self.unsettled
 
     def state_dict(self) -> dict[str, Any]:
         """Return anchors, outer state, what is remembered and what is in flight. It waits for that, and communicates

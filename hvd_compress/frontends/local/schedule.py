@@ -117,16 +117,26 @@ class Schedule:
                 self._land()
 
     @property
+    def has_deadline(self) -> bool:
+        """Whether ranks may take other numbers of steps."""
+        return self._deadline_s is not None
+
+    @property
     def begins_with_rounds(self) -> bool:
         """Whether no step is synchronous first, so that ranks without a batch have rounds to take part in."""
         return self._start_after == 0
 
     @property
+    def settings(self) -> str:
+        """What ranks must have alike, in words."""
+        known = "a function" if callable(self._every) else self._every
+        return f"every={known}, start_after={self._start_after}, delay={self._delay}"
+
+    @property
     def place(self) -> str:
         """Where this rank stands, as ranks compare it when they meet."""
-        known = "a function" if callable(self._every) else self._every
         place = "a synchronous one" if self._is_synchronous else f"{self._place} of a round of {self._length}"
-        return f"every={known}, start_after={self._start_after}, delay={self._delay}, step {self.steps}, {place}"
+        return f"{self.settings}, step {self.steps}, {place}"
 
     @property
     def _is_synchronous(self) -> bool:
@@ -187,6 +197,7 @@ class Schedule:
             "steps": self.steps,
             "length": self._length,
             "exchanged": self._rounds.exchanged,
+            "counted": self._rounds.counted,
             "turns": self._turns.state_dict(),
         }
 
@@ -201,7 +212,7 @@ class Schedule:
         Returns:
             Whether an exchange has ended there, and failed here; whether steps have become local there alone.
         """
-        counts = not is_new and self._rounds.exchanged < moment["exchanged"]
+        counts = not is_new and self._rounds.exchanged < moment["exchanged"] and moment["counted"]
         begins = self._is_synchronous and moment["length"] > 1
         if is_new or begins:
             self._turns.reset()
@@ -217,6 +228,7 @@ class Schedule:
         self._turns.meet(moment["turns"])
         self._rounds.exchanged = moment["exchanged"]
         self._clock.skip()
+        self._clock.turn_s = 0.0
         return counts, begins
 
     def renew(self, rounds: Rounds, **how: bool) -> None:
@@ -227,13 +239,19 @@ class Schedule:
     def end_round(self) -> None:
         """All ranks have met: exchange what they have learned, each in as many steps as it has taken. Collective."""
         taken = self._rounds.handle.session.gathering.of_all([self._turns.own], "steps of ranks that have met")
-        if self._is_synchronous or not any(own for (own,) in taken):
-            return
-        for fragment in range(self._rounds.count):
-            self._rounds.launch(fragment, length=self._length, weight=self._turns.launch(fragment))
-            if self._rounds.land():
-                self._turns.land(fragment)
+        if not self._is_synchronous and any(own for (own,) in taken):
+            for fragment in range(self._rounds.count):
+                self._rounds.launch(fragment, length=self._length, weight=self._turns.launch(fragment))
+                if self._rounds.land():
+                    self._turns.land(fragment)
         self._clock.skip()
+
+    def rests(self, is_over: bool) -> None:
+        """The program does what is no training: it begins, or is over."""
+        if is_over:
+            self._clock.skip()
+        else:
+            self._clock.works()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the round, and the state of rounds."""

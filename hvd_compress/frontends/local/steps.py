@@ -178,11 +178,19 @@ class LocalSteps:
     def averaged(self) -> Iterator[None]:
         """Within it, the model has the mean of all ranks' parameters and buffers, to be evaluated. Collective.
 
-        They travel uncompressed, each time. The optimizer's steps are refused meanwhile: UsageError.
+        They travel uncompressed, each time. The optimizer's steps are refused meanwhile: UsageError. So is this with
+        deadline_s, as ranks come to it by other numbers of steps.
         """
+        if self._schedule is not None and self._schedule.has_deadline:
+            raise UsageError(
+                "averaged() wants all ranks after the same step, and with deadline_s each takes as many as it can: "
+                "call finish() on every rank, and evaluate after it"
+            )
         if not self._opens():
             yield
             return
+        assert self._schedule is not None
+        self._schedule.rests(is_over=False)
         self._replicas.before_writing()
         tensors = [*(each.detach() for each in self._replicas.parameters.values()), *self._replicas.buffers()]
         own = [each.clone() for each in tensors]
@@ -196,6 +204,7 @@ class LocalSteps:
             with torch.no_grad():
                 for tensor, kept in zip(tensors, own, strict=True):
                     tensor.copy_(kept)
+            self._schedule.rests(is_over=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the round, anchors, outer state, residuals and what is on its way, for which it waits.
@@ -231,6 +240,11 @@ class LocalSteps:
         if self._schedule is None:
             return {"steps": 0, "exchanged": 0}
         return self._schedule.moment()
+
+    @property
+    def settings(self) -> str:
+        """What ranks must have alike, in words."""
+        return "" if self._schedule is None else f"{self._schedule.settings}, {self._rounds.agreed.settings}"
 
     @property
     def agreed(self) -> Agreed | None:
@@ -280,6 +294,7 @@ class LocalSteps:
             raise UsageError(
                 "optimizer.step() within averaged(), at whose end parameters are as before: train when it is over"
             )
+        self._replicas.require_together()
         closure = kwargs.get("closure") if len(args) < 2 else args[1]
         if closure is None:
             self._exchange_gradients(optimizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 import torch
 
 from hvd_compress import elastic
-from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
-from hvd_compress.frontends.elastic import copies, states, trained
+from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
+from hvd_compress.frontends.elastic import copies, run, states, trained
 from hvd_compress.frontends.elastic.copies import Copies
 from hvd_compress.local import LocalSteps
 from hvd_compress.membership.kept import Kept
@@ -123,6 +124,66 @@ def test_local_steps_go_on_with_their_optimizer() -> None:
     for attributes in ({"optimizer": local}, {"local": local}):
         with pytest.raises(UsageError, match="goes on with the optimizer that it was made of"):
             elastic.TorchState(None, **attributes)
+
+
+def test_gradients_of_a_step_that_failed_are_unscaled_once_more() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    parameter = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    state = elastic.TorchState(None, optimizer, scaler=scaler)
+
+    def fails(*_: object) -> None:
+        raise CommunicationError("a rank has ended")
+
+    hook = optimizer.register_step_pre_hook(fails)
+    parameter.grad = torch.full((1,), 4.0)
+    scaler.scale(torch.ones(1))
+    with pytest.raises(CommunicationError):
+        scaler.step(optimizer)
+    hook.remove()
+    state.reset()
+    parameter.grad = torch.full((1,), 4.0)
+    scaler.step(optimizer)
+    scaler.update()
+    assert (parameter.item(), scaler.get_scale()) == (0.5, 8.0)
+
+
+def test_what_ranks_have_not_alike_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "hvd", SimpleNamespace(rank=lambda: 1))
+    alike = {"hvd_compress": "1", "compression": "int4()", "the model": "3 parameters"}
+    run._require_alike([alike, dict(alike)], 0)
+    with pytest.raises(
+        ConfigError, match=r"this rank, 1, .*: compression is int4\(\) on rank 0, and int8\(\) on rank 1$"
+    ):
+        run._require_alike([alike, {**alike, "compression": "int8()"}], 0)
+    with pytest.raises(
+        CommunicationError, match=r"ranks \[0\] are refused: local steps is None on rank 1, and every=4"
+    ):
+        run._require_alike([{**alike, "local steps": "every=4"}, alike], 1)
+
+
+@pytest.mark.parametrize("helped", [frozenset(), frozenset({"process 7"})])
+def test_who_has_handed_over_and_comes_once_more_owes_nothing(
+    monkeypatch: pytest.MonkeyPatch, helped: frozenset[str]
+) -> None:
+    """The meeting in which it handed over was over before it had gone."""
+    calls: list[str] = []
+    member = SimpleNamespace(name="process 7", leaving="", trains=lambda: calls.append("trains"))
+
+    class Owing(elastic.State):
+        def forget_owed(self) -> None:
+            calls.append("forgets")
+
+        def end_round(self) -> None:
+            calls.append("exchanges")
+
+    def told(own: Any, name: str) -> list[Any]:
+        return [own, replace(own, name="process 8", helped=helped)]
+
+    monkeypatch.setattr(run, "known", lambda: member)
+    monkeypatch.setattr(run, "hvd", SimpleNamespace(rank=lambda: 0, size=lambda: 2, allgather_object=told))
+    run._meet(Owing(), False, set())
+    assert calls == ["forgets"] * bool(helped) + ["exchanges", "trains"]
 
 
 class Program:

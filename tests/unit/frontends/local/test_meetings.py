@@ -178,6 +178,48 @@ def test_an_exchange_that_has_ended_on_one_rank_alone_counts_on_all(name: str, d
         rank.rounds.close()
 
 
+@pytest.mark.parametrize("name", REQUESTS)
+def test_an_exchange_that_has_ended_on_one_rank_alone_and_does_not_count(name: str) -> None:
+    """Rank 0 has brought what is not finite: rank 1 brings what it has learned in the next round, all of it."""
+    request = REQUESTS[name]
+
+    def train(engine: Engine) -> tuple[Rank, torch.Tensor]:
+        rank = Rank.new(engine.rank, engine, request)
+        rank.rounds.open(rank.schedule.place)
+        moved = rank.take(3)
+        rank.schedule._delay = 4
+        if engine.rank == 0:
+            with torch.no_grad():
+                rank.parameter[5] = torch.inf
+        moved += rank.take(1)
+        if engine.rank == 0:
+            rank.schedule._land()
+        else:
+            rank.rounds._told()  # type: ignore[misc]
+            rank.rounds.handle.session.fail(CommunicationError("the line is gone"))
+        rank.schedule.leave()
+        return rank, moved
+
+    (first, _), (second, other) = run_ranks(2, train)
+    assert [each.schedule.moment()["counted"] for each in (first, second)] == [False, True]
+    start = torch.randn(NUMEL, generator=torch.Generator().manual_seed(7))
+
+    def meet(engine: Engine) -> Rank:
+        rank = [first, second][engine.rank]
+        rank.meet(engine, first)
+        assert rank.schedule._turns.own == 4
+        rank.end_round()
+        return rank
+
+    ranks = run_ranks(2, meet)
+    assert torch.equal(ranks[0].parameter, ranks[1].parameter)
+    owed = ranks[0].residual() + ranks[1].residual()
+    transmitted = 2 * (ranks[0].parameter.detach() - start)
+    torch.testing.assert_close(transmitted - owed, other, atol=1e-6, rtol=1e-4)
+    for rank in ranks:
+        rank.rounds.close()
+
+
 def test_a_rank_that_is_in_synchronous_steps_still() -> None:
     """Rank 0 has begun its first round, rank 1 not yet, and what gradients have left is forgotten on both."""
     request = REQUESTS["topk"]

@@ -15,7 +15,7 @@ import hvd_compress.torch as hvd
 from hvd_compress.compression import Compression
 from hvd_compress.engines.base import Engine
 from hvd_compress.engines.inprocess import run_ranks
-from hvd_compress.errors import ConfigError, ReplicaError, UnsupportedError, UsageError
+from hvd_compress.errors import CommunicationError, ConfigError, ReplicaError, UnsupportedError, UsageError
 from hvd_compress.frontends.horovod import runtime_selection
 from hvd_compress.frontends.local.arguments import checked
 from hvd_compress.frontends.local.replicas import Replicas
@@ -125,7 +125,7 @@ def in_ranks(body: Callable[[LocalSteps, torch.nn.Module, Callable[[int], None],
         mine = dict(model.named_parameters())
         replicas = Replicas(mine, lambda *_: engine, engine.rank, engine.world_size, Settings())
         outer = diloco if words.get("outers") and engine.rank else averaging
-        local = LocalSteps(optimizer, replicas, every=4, start_after=0, outer=outer)
+        local = LocalSteps(optimizer, replicas, every=4, start_after=0, outer=outer, deadline_s=words.get("deadline_s"))
 
         def take(count: int) -> None:
             for step in range(count):
@@ -195,6 +195,46 @@ def test_steps_within_averaged_are_refused_and_training_goes_on_after_it() -> No
         local.finish()
 
     in_ranks(body)
+
+
+def test_where_each_rank_takes_as_many_steps_as_it_can_none_asks_in_the_middle() -> None:
+    def body(local: LocalSteps, model: torch.nn.Module, take: Callable[[int], None], rank: int) -> None:
+        take(2)
+        with (
+            pytest.raises(UsageError, match=r"with deadline_s each takes as many .* evaluate after it"),
+            local.averaged(),
+        ):
+            pass
+        local.finish()
+
+    in_ranks(body, deadline_s=60.0)
+
+
+def test_a_step_does_not_begin_where_ranks_are_to_meet() -> None:
+    over: list[str] = []
+
+    def require_together() -> None:
+        if over:
+            raise CommunicationError(over[0])
+
+    def body(engine: Engine) -> None:
+        parameter = torch.zeros(3, requires_grad=True)
+        replicas = Replicas(
+            {"w": parameter}, lambda *_: engine, engine.rank, 2, Settings(), require_together=require_together
+        )
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        local = LocalSteps(optimizer, replicas, every=9, start_after=0)
+        parameter.grad = torch.ones(3)
+        optimizer.step()
+        engine.allgather_json(0)
+        over.append("process 7 has ended")
+        before = parameter.tolist()
+        with pytest.raises(CommunicationError, match="process 7 has ended"):
+            optimizer.step()
+        assert parameter.tolist() == before
+        local.handle.session.close()
+
+    run_ranks(2, body)
 
 
 def test_buffers_of_a_rank_that_are_not_finite_do_not_count() -> None:
