@@ -158,9 +158,6 @@ class Service:
     def end_epoch(self, step: int) -> None:
         """The program says that an epoch is over. `step`: the coming one."""
 
-    def restart(self) -> None:
-        """Ranks will be others: what is on its way is compared with nobody."""
-
     def close(self) -> None:
         """Nothing more comes."""
 

@@ -144,14 +144,6 @@ class Buckets:
         if rescaled != 1.0:
             self.states.scale(rescaled)
 
-    def restart(self) -> None:
-        """Ranks are others: an unfinished step does not count, and they are to begin alike anew."""
-        for bucket in self.every:
-            bucket.state.discard()
-            bucket.state.keep()
-            bucket.forget()
-        self.later, self._shared, self.committed_scale = {}, set(), None
-
     def hold_back(self, names: Collection[str]) -> None:
         """Nobody takes the last results of these parameters: what was not sent of them waits. Between two steps.
 

@@ -152,9 +152,6 @@ class CcrMeasurement(Service):
             self._layouts = layouts
             self.profiler.begin(steps)
 
-    def restart(self) -> None:
-        self.close()
-
     def failed(self) -> None:
         self.close()
 

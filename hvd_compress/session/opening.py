@@ -25,13 +25,11 @@ class Resuming:
         step: the coming one.
         cuts: names by bucket, as a checkpoint has them; empty without one.
         choice: of the policy, then.
-        is_again: whether ranks have met before, and must not be a step apart.
     """
 
     step: int
     cuts: tuple[tuple[str, ...], ...] = ()
     choice: str = ""
-    is_again: bool = False
 
 
 @dataclass
@@ -75,7 +73,7 @@ class Met:
 
 @dataclass(frozen=True)
 class Opening:
-    """What is the same in all meetings of a session.
+    """What the front end of a session brings.
 
     Attributes:
         order: names in the order in which gradients became ready; that of rank 0 counts.
@@ -102,7 +100,7 @@ class Opening:
         engine.tracks_asked = self.settings.in_flight
         policy = policy_for(self.request, self.settings, engine.world_size)
         services.take(policy)
-        words = self._words(engine, resuming, services)
+        words = self._words(engine, services)
         described = [slot.describe(name) for name, slot in self.parameters.items()]
         obstacle = self.settings.obstacle(engine.rank)
         with engine.aside():  # the handshake belongs to no step
@@ -118,14 +116,13 @@ class Opening:
         policy.prepare(engine, [slot.layout(name, sparse=name in rows) for name, slot in self.parameters.items()])
         return Met(engine, agreement, policy, goes_on)
 
-    def _words(self, engine: Engine, resuming: Resuming, services: Services) -> dict[str, str]:
+    def _words(self, engine: Engine, services: Services) -> dict[str, str]:
         """Return what must be equal on all ranks."""
         return {
             "the version of hvd_compress": __version__,
             "options": self.options,
             "memory that the engine takes": " and ".join(engine.capabilities.devices),
             **asked(self.request, self.settings),
-            **({"the step to go on with": str(resuming.step)} if resuming.is_again else {}),
             **services.fingerprint(),
         }
 

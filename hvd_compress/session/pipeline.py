@@ -219,34 +219,6 @@ class Pipeline:
         """Launch nothing more, and let the process end although collectives may be unfinished."""
         self._failure.fail(error)
 
-    def reopen(self, arrivals: Arrivals | None = None) -> None:
-        """Forget a failure, and the engine: connect() comes next. Between two steps, or after one that has failed.
-
-        `arrivals`: of the ranks that meet then, as in the beginning.
-
-        Raises UnsupportedError where a collective may be unfinished that nothing can end.
-        """
-        engine = self._failure.engine
-        if self._failure.may_hang and engine is not None:
-            engine.abort(self._failure.words or "")
-        elif self._failure.may_hang:
-            self.refuse_after_failure()
-        left = [encoded for _, encoded in self._in_flight.values() if encoded is not None]
-        if wait([*left, *self._communicated, *self._begun], KERNEL_LIMIT_S + self._waits.timeout_s).not_done:
-            raise UnsupportedError("what was exchanged has not ended with its engine: this process cannot go on")
-        decoded = [each.result() for each in self._communicated if not each.cancelled() and each.exception() is None]
-        wait(decoded, KERNEL_LIMIT_S)
-        for track in self._tracks[1:]:
-            track.worker.stop(KERNEL_LIMIT_S)
-        if engine is not None:
-            engine.close()
-            del self._engine
-            vars(self._tracks[0]).pop("engine", None)
-        self._tracks, self._begun = self._tracks[:1], []
-        self._failure = Failure()
-        self._waits.count_anew(arrivals, self._failure)
-        self._begin()
-
     def stop(self) -> None:
         """Let all threads end, when what has left was exchanged: other ranks take part in it. Then close the engine
         and the connection of the arrivals.

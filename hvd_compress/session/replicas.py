@@ -129,9 +129,6 @@ class ReplicaCheck(Service):
         self.awaits_step, self._left = is_due or self._suspected is not None, None
         self._count += 1
 
-    def restart(self) -> None:
-        self._compared = self._suspected = self._left = None
-
     def take_step(self, is_captured: bool) -> None:
         """An optimizer has changed the parameters: keep what it has left. `is_captured`: it will, in a graph."""
         if not is_captured:

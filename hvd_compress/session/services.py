@@ -86,11 +86,6 @@ class Services:
         for each in self.every:
             each.end_epoch(step)
 
-    def restart(self) -> None:
-        """Ranks will be others."""
-        for each in self.every:
-            each.restart()
-
     def close(self) -> None:
         """Nothing more comes."""
         with ExitStack() as closing:  # each, also where another one fails

@@ -89,7 +89,6 @@ class Session:
         lanes = lanes or Lanes()
         self._pipeline = Pipeline(settings.timeout_s, arrivals, partial(lanes.set_device, tuple(devices)))
         self.engine: Engine
-        self._opening: Opening
         self.states = States()
         self.loss_scale = LossScale(self.states)
         self.buckets = Buckets(self.states, self.loss_scale, lanes, request.allocates_sum)
@@ -128,57 +127,25 @@ class Session:
         Raises:
             ConfigError, UnsupportedError: ranks differ, or the engine cannot do what was asked for; on all ranks alike.
         """
-        self._opening = Opening(self.request, self._settings, self.parameters, order, sparse, options, by_rows)
-        agreement = self._meet(Resuming(self.step, self.loaded.cuts, self.loaded.choice))
+        opening = Opening(self.request, self._settings, self.parameters, order, sparse, options, by_rows)
+        resuming = Resuming(self.step, self.loaded.cuts, self.loaded.choice)
+        meet = partial(opening.meet, resuming=resuming, services=self.services)
+        found = self._pipeline.connect(self._connect, meet, self._settings.calibration_s)
+        self.engine, agreement = found.engine, found.agreement
+        if not found.goes_on:
+            self.states.forget_kind(RESULT_SUM)  # of an epoch that nobody goes on with
+        self.step = agreement.step
+        self.reporting.meet(found.policy, self.engine, self._step.returned_s)
+        self.steering.take(found.policy, found.goes_on)
+        self.services.opened(self.steering)
         if not agreement.resumes:
             self.loaded.cuts = ()
         self.reporting.opened(self.request, self.parameters, self.steering.learning_rates is not tuple)
         return agreement
 
-    def _meet(self, resuming: Resuming) -> Agreement:
-        meet = partial(self._opening.meet, resuming=resuming, services=self.services)
-        found = self._pipeline.connect(self._connect, meet, self._settings.calibration_s)
-        self.engine = found.engine
-        if not found.goes_on:
-            self.states.forget_kind(RESULT_SUM)  # of an epoch that nobody goes on with
-        self.step = found.agreement.step
-        self.reporting.meet(found.policy, self.engine, self._step.returned_s)
-        self.steering.take(found.policy, found.goes_on)
-        self.services.opened(self.steering)
-        return found.agreement
-
     def asked(self) -> dict[str, str]:
         """Return what users ask for and ranks must have alike, each in words."""
         return asked(self.request, self._settings)
-
-    def reopen(self, connect: Callable[[], Engine], arrivals: Arrivals | None = None) -> None:
-        """Go on with other ranks: between two steps, or after one that has failed, which does not count on any.
-
-        All ranks that go on call it. Buckets stay as they are cut; each rank keeps what it remembered before the step,
-        so that what the next exchange averages is the mean over the ranks that are there. The policy goes on with what
-        it had chosen, as from a checkpoint: auto() where ranks are as many as before.
-
-        Args:
-            connect: creates the engine over these ranks, of the same kind as before.
-            arrivals: of these ranks, as in the beginning.
-
-        Raises:
-            UsageError: before open(), within a step, or after close().
-            UnsupportedError: a collective may be unfinished, and the engine cannot be aborted.
-            ConfigError: ranks differ, as in open().
-        """
-        if self.policy is None or self.closed or (self.is_within_step and not self.failed):
-            raise UsageError(
-                "reopen() comes between two steps, or after a step that has failed, from open() on and until close()"
-            )
-        self._pipeline.reopen(arrivals)
-        self.buckets.restart()
-        self._step.forget()
-        resuming = Resuming(self.step, (), self.policy.chosen(), is_again=True)
-        self.services.restart()
-        self._connect = connect
-        self._meet(resuming)
-        self.set_buckets(self.buckets.layouts, {})
 
     def set_buckets(self, layouts: Sequence[Layout], devices: Mapping[str, torch.device]) -> None:
         """Exchange these buckets, and no others, from now on; buckets of sparse gradients come last.

@@ -47,10 +47,6 @@ class Waits:
         """
         self.timeout_s = timeout_s
         self._messenger: Worker | None = None  # from the first long wait on
-        self.count_anew(arrivals, failure)
-
-    def count_anew(self, arrivals: Arrivals | None, failure: Failure) -> None:
-        """Forget the waits so far, before other ranks meet."""
         self._arrivals, self._failure, self._number = arrivals or Arrivals(), failure, 0
 
     def open(self) -> None:
