@@ -46,6 +46,7 @@ PACKAGES = {
     "accelerate": Package("accelerate", "accelerate"),
     "transformers.trainer": Package("transformers", "transformers"),  # needs accelerate
     "lightning": Package("lightning", "lightning"),
+    "torchft": Package("torchft", "torchft"),
 }
 """By the name under which Python imports them."""
 

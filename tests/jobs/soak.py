@@ -3,6 +3,7 @@
     python -m tests.jobs.soak --way run --events 60
     python -m tests.jobs.soak --way local --events 50
     python -m tests.jobs.soak --way torchrun --events 50
+    python -m tests.jobs.soak --way torchft --events 50
 
 Prints what was done, and whether every job has ended with all ranks alike and every whole number where it belongs; of
 local steps, whose means round, whether they end at a loss.
@@ -26,6 +27,7 @@ import click
 from tests.jobs.comes_and_goes import Job, kill, launched, require_alike, require_exact, runs
 from tests.jobs.test_elastic import COMMAND
 from tests.jobs.test_elastic_torchrun import AGENT
+from tests.jobs.torchft_fleet import EVENTS, fleet
 
 STOPPED_S = 4.0
 """After which the others go on without a rank."""
@@ -96,11 +98,35 @@ ALL = {
 }
 
 
+def with_torchft(events: int, seed: int) -> None:
+    """Replicas that keep what they owe are stopped, others are killed, too."""
+    done, jobs = Counter[str](), 0
+    while done.total() < events:
+        draw = random.Random(seed + jobs)
+        compression, quorum = draw.choice(("dense", "topk")), draw.choice(("async", "sync"))
+        with tempfile.TemporaryDirectory() as directory, fleet(Path(directory), compression, quorum) as job:
+            job.start(0, 1, 2)
+            job.until_steps(0, 5)
+            for _ in range(min(10, events - done.total())):
+                what = draw.choice(EVENTS if compression == "dense" else EVENTS[1:])
+                job.happen(what, draw.randrange(3))
+                done[what] += 1
+                time.sleep(2 * draw.random())
+            job.until_end()
+            job.require_exact()
+        jobs += 1
+        click.echo(f"job {jobs}, {compression}, {quorum}: {dict(done)} so far: well", err=True)
+    print(f"torchft: {jobs} jobs, seed {seed}: {dict(done)}; every sum exact, all replicas alike")
+
+
 @click.command(help=__doc__)
-@click.option("--way", type=click.Choice(("run", "local", "torchrun")), default="run", show_default=True)
+@click.option("--way", type=click.Choice(("run", "local", "torchrun", "torchft")), default="run", show_default=True)
 @click.option("--events", default=60, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 def main(way: str, events: int, seed: int) -> None:
+    if way == "torchft":
+        with_torchft(events, seed)
+        return
     done, jobs, steps, held, losses = Counter[str](), 0, 0, list[tuple[int, ...]](), list[float]()
     while done.total() < events:
         draw = random.Random(seed + jobs)

@@ -167,6 +167,7 @@ FRAMEWORKS = {
     "accelerate": {"integrations/accelerate.py"},
     "lightning": {"integrations/lightning.py"},
     "pytorch_lightning": {"integrations/lightning.py"},
+    "torchft": {"integrations/torchft.py"},
 }
 """Adapters: the only places that know these packages."""
 

@@ -55,6 +55,7 @@ class GradientHook:
     Attributes:
         handle: of the session that exchanges the buckets.
         session: the same.
+        is_replica: whether this rank's parameters are those of the others.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class GradientHook:
         self._cuts: dict[tuple[int, ...], tuple[Layout, list[Strides]]] = {}  # by the ids of their parameters
         self._step: list[_Taken] = []  # the buckets of this step so far
         self._held = False  # whether one of them was not known
-        self._steps = 0
+        self._steps, self.is_replica = 0, True
         self._opened, self._leaves_out, self._options = False, leaves_out, options
         self._failure: str | None = None
         self._has_begun = False  # whether DDP has seen a forward pass since the last exchange
@@ -112,6 +113,19 @@ class GradientHook:
         """An error has left DDP within a step: exchange nothing more, and let no forward pass begin."""
         self.session.fail(error)
         self._failure = str(error) or type(error).__name__
+
+    def close(self) -> None:
+        """Let the threads of the session end, and watch no gradient any more."""
+        self.session.close()
+        for each in self._hooks.handles:
+            each.remove()
+        self._hooks.handles.clear()
+
+    def let_go(self) -> None:
+        """After fail(): DDP waits for no bucket of this step. What it gets is no result."""
+        for taken in self._step:
+            if not taken.future.done():
+                taken.future.set_result(taken.buffer)
 
     def comes(self) -> None:
         """The gradient of a parameter that is watched is about to be computed."""
@@ -192,7 +206,7 @@ class GradientHook:
                 self._submit(number, flat)
         in_backward = torch._C._current_graph_task_id() != -1  # not where join() lets a rank that is done take part
         if self.session.services.replicas is not None:
-            self.session.services.replicas.is_replica = in_backward
+            self.session.services.replicas.is_replica = in_backward and self.is_replica
         self.session.end_step(start_s)
         self._has_begun = False
         self._advise()

@@ -20,7 +20,8 @@ from typing import Any
 
 from hvd_compress.engines.horovod import forget_engines
 from hvd_compress.engines.leave import forgive
-from hvd_compress.errors import CommunicationError, ConfigError, JobEndedError, RanksDifferError, UsageError
+from hvd_compress.errors import CommunicationError, JobEndedError, RanksDifferError, UsageError
+from hvd_compress.frontends.alike import require_alike
 from hvd_compress.frontends.elastic.copies import Copies, may_start_again
 from hvd_compress.frontends.elastic.states import State
 from hvd_compress.frontends.horovod.runtime_selection import hvd
@@ -159,7 +160,7 @@ def _meet(state: State, is_new: bool, helped: set[str]) -> None:
     positions = [each.position for each in told]
     furthest, own = max(positions), positions[hvd.rank()]
     root = max(range(len(told)), key=lambda rank: (positions[rank], told[rank].steps))
-    _require_alike([each.about for each in told], root)
+    require_alike([each.about for each in told], root, hvd.rank())
     if 0 <= own < furthest - 1:
         raise UsageError(
             f"this rank has ended {own} exchanges, and rank {root} {furthest}: it can take one over, as all ranks "
@@ -204,17 +205,3 @@ def _let_leave(state: State, member: Member, told: Sequence[_Said], helped: set[
         member.go()
         others = ", and others have what it owed" if stay else ""
         raise JobEndedError(f"{member.name}: it has left the job, as {member.leaving}{others}")
-
-
-def _require_alike(told: Sequence[Mapping[str, str]], root: int) -> None:
-    others = [rank for rank, about in enumerate(told) if about != told[root]]
-    if not others:
-        return
-    first, other = told[root], told[others[0]]
-    differ = [name for name in {**first, **other} if first.get(name) != other.get(name)]
-    words = "; ".join(
-        f"{name} is {first.get(name)} on rank {root}, and {other.get(name)} on rank {others[0]}" for name in differ
-    )
-    if hvd.rank() in others:
-        raise ConfigError(f"this rank, {hvd.rank()}, cannot train with the others: {words}")
-    raise CommunicationError(f"ranks {others} are refused: {words}")

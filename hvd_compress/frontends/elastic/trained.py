@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from hvd_compress.buckets.real import gradient_shape
 from hvd_compress.errors import UnsupportedError, UsageError
+from hvd_compress.frontends.alike import model_in_words
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.horovod.broadcasts import broadcast_
 from hvd_compress.frontends.horovod.distributed import renew
@@ -56,8 +56,7 @@ class Trained:
         found = {} if handle is None else handle.session.asked()
         if self.model is None:
             return found
-        shapes = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in self.model.named_parameters()]
-        return {"the model": f"{len(shapes)} parameters ({zlib.crc32(repr(shapes).encode()):08x})", **found}
+        return {"the model": model_in_words(dict(self.model.named_parameters())), **found}
 
     def keep(self) -> Callable[[], object]:
         """Return what brings back all that sync() changes before it ends."""

@@ -13,6 +13,7 @@ import torch
 
 from hvd_compress import elastic
 from hvd_compress.errors import CommunicationError, ConfigError, UnsupportedError, UsageError
+from hvd_compress.frontends.alike import require_alike
 from hvd_compress.frontends.elastic import copies, run, states, trained
 from hvd_compress.frontends.elastic.copies import Copies
 from hvd_compress.local import LocalSteps
@@ -148,18 +149,17 @@ def test_gradients_of_a_step_that_failed_are_unscaled_once_more() -> None:
     assert (parameter.item(), scaler.get_scale()) == (0.5, 8.0)
 
 
-def test_what_ranks_have_not_alike_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "hvd", SimpleNamespace(rank=lambda: 1))
+def test_what_ranks_have_not_alike_is_named() -> None:
     alike = {"hvd_compress": "1", "compression": "int4()", "the model": "3 parameters"}
-    run._require_alike([alike, dict(alike)], 0)
+    require_alike([alike, dict(alike)], 0, 1)
     with pytest.raises(
         ConfigError, match=r"this rank, 1, .*: compression is int4\(\) on rank 0, and int8\(\) on rank 1$"
     ):
-        run._require_alike([alike, {**alike, "compression": "int8()"}], 0)
+        require_alike([alike, {**alike, "compression": "int8()"}], 0, 1)
     with pytest.raises(
         CommunicationError, match=r"ranks \[0\] are refused: local steps is None on rank 1, and every=4"
     ):
-        run._require_alike([{**alike, "local steps": "every=4"}, alike], 1)
+        require_alike([{**alike, "local steps": "every=4"}, alike], 1, 1)
 
 
 @pytest.mark.parametrize("helped", [frozenset(), frozenset({"process 7"})])
