@@ -4,7 +4,10 @@
     model = DistributedDataParallel(manager, model, compression=Compression.int4())
     optimizer = OptimizerWrapper(manager, optimizer)
 
-In the place of torchft's own ProcessGroupGloo and DistributedDataParallel; the rest of the program stays as it is.
+instead of torchft's own ProcessGroupGloo and DistributedDataParallel; the rest of the program stays as it is. Or
+several steps between two exchanges:
+
+    local = LocalSteps(manager, optimizer, model, every=8)
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import torch
 from torch import nn
 from torch.nn import parallel
 
+from hvd_compress.checks import check_whole
 from hvd_compress.ddp import Compression
 from hvd_compress.engines.dialing import Endpoint, Listener
 from hvd_compress.engines.leave import at_end
@@ -31,6 +35,10 @@ from hvd_compress.frontends.ddp.refusals import check_compression, check_gradien
 from hvd_compress.frontends.eagerly import eagerly
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.known import register
+from hvd_compress.frontends.local.arguments import check_optimizer, check_outer, checked
+from hvd_compress.frontends.local.outer import Make, averaging
+from hvd_compress.frontends.local.quorum import QuorumSteps
+from hvd_compress.frontends.local.replicas import trained
 from hvd_compress.frontends.original import original_of
 from hvd_compress.request.request import Request
 from hvd_compress.settings import Settings
@@ -39,7 +47,7 @@ with needed("torchft", "hvd_compress.integrations.torchft"):
     from torchft.manager import Manager
     from torchft.process_group import ProcessGroupDummy, ProcessGroupGloo
 
-__all__ = ["Compression", "DistributedDataParallel", "ProcessGroup"]
+__all__ = ["Compression", "DistributedDataParallel", "LocalSteps", "ProcessGroup"]
 
 
 class ProcessGroup(ProcessGroupGloo):  # type: ignore[misc]  # mypy does not read torchft
@@ -110,18 +118,10 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             ConfigError: the manager has another process group; or this is no compression.
             UnsupportedError: sparse gradients, or a compression that needs the optimizer of hvd_compress.torch.
         """
-        group = manager._pg
-        if not isinstance(group, ProcessGroup):
-            raise ConfigError(
-                f"the manager has a {type(group).__name__}, by which replicas do not learn where others listen: make "
-                "it with pg=hvd_compress.integrations.torchft.ProcessGroup()"
-            )
+        group = _group_of(manager)
         request = Compression.int4() if compression is None else compression
         check_compression(request)
-        if request.engine != "auto":
-            raise ConfigError(
-                f"engine={request.engine!r}: with torchft there is that over sockets alone, so leave it out"
-            )
+        _check_engine(request)
         # Buckets stay as they are first cut, as those of replicas that come later are: torch cuts no others so.
         super().__init__(module, process_group=ProcessGroupDummy(0, 1), find_unused_parameters=True, **options)
         check_gradients(self)
@@ -138,6 +138,84 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     @property
     def handle(self) -> Handle:
         return _hooks[self].handle
+
+
+class LocalSteps:
+    """Local steps, which replicas exchange once in several: for a plain model, and its optimizer.
+
+        local = LocalSteps(manager, optimizer, model, every=8)
+
+    The loop is as for one process: `optimizer.step()` counts, and each round is a step of the manager, which is not
+    started elsewhere. A round that fails loses nothing: what this replica has learned in it goes into the next one. A
+    replica that has come, or was away, goes on from the mean of the others. It gets model and optimizer from torchft,
+    by what the manager has for state_dict and load_state_dict.
+
+    Attributes:
+        handle: as hvd_compress.of() returns it; another one where replicas have met anew.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        *,
+        every: int = 8,
+        compression: Request | None = None,
+        outer: Make = averaging,
+    ) -> None:
+        """Nothing is communicated.
+
+        Args:
+            manager: made with pg=ProcessGroup() of this module.
+            optimizer: of torch; each replica keeps its own state.
+            model: whose parameters it trains.
+            every: steps in a round.
+            compression: of what is exchanged; int4() by default.
+            outer: what moves the parameters by the mean, as of hvd_compress.local.LocalSteps.
+
+        Raises:
+            ConfigError: an argument is out of range, or the manager has another process group.
+            UnsupportedError: the optimizer is LBFGS, or the compression has a policy other than auto().
+        """
+        check_optimizer(optimizer)
+        request = checked(Compression.int4() if compression is None else compression)
+        check_outer(outer)
+        check_whole("every", every, 1)
+        _check_engine(request)
+        group = _group_of(manager)
+        settings, parameters = Settings.from_environment().waiting(group.timeout_s), trained(optimizer, model)
+        self._steps = QuorumSteps(
+            manager, parameters, request, settings, lambda: group.quorum, every=every, outer=outer
+        )
+        manager.register_state_dict_fn(
+            f"hvd_compress {next(_numbers)}", self._steps.load_state_dict, self._steps.state_dict
+        )
+        optimizer.register_step_post_hook(self._steps.after_step)
+        at_end(self._steps, self._steps.hook.close)
+
+    def finish(self) -> bool:
+        """After the last step: end the round, however short. All replicas call it. Return whether it counts."""
+        return self._steps.exchange()
+
+    @property
+    def handle(self) -> Handle:
+        return self._steps.hook.handle
+
+
+def _group_of(manager: Manager) -> ProcessGroup:
+    group = manager._pg
+    if not isinstance(group, ProcessGroup):
+        raise ConfigError(
+            f"the manager has a {type(group).__name__}, by which replicas do not learn where others listen: make it "
+            "with pg=hvd_compress.integrations.torchft.ProcessGroup()"
+        )
+    return group
+
+
+def _check_engine(request: Request) -> None:
+    if request.engine != "auto":
+        raise ConfigError(f"engine={request.engine!r}: with torchft there is none but that over sockets: leave it out")
 
 
 _hooks: weakref.WeakKeyDictionary[nn.Module, QuorumHook] = weakref.WeakKeyDictionary()
@@ -165,9 +243,9 @@ def _before_forward(model: Any, _: Any) -> None:
         _hooks[model].require_working()
 
 
-def _handle(trained: Any) -> Handle | None:
-    trained = original_of(trained)
-    return trained.handle if isinstance(trained, DistributedDataParallel) else None
+def _handle(compressed: Any) -> Handle | None:
+    compressed = original_of(compressed)
+    return compressed.handle if isinstance(compressed, DistributedDataParallel | LocalSteps) else None
 
 
 register(_handle)

@@ -104,7 +104,8 @@ def with_torchft(events: int, seed: int) -> None:
     while done.total() < events:
         draw = random.Random(seed + jobs)
         compression, quorum = draw.choice(("dense", "topk")), draw.choice(("async", "sync"))
-        with tempfile.TemporaryDirectory() as directory, fleet(Path(directory), compression, quorum) as job:
+        program = draw.choice(("torchft_ddp", "torchft_local"))
+        with tempfile.TemporaryDirectory() as directory, fleet(Path(directory), compression, quorum, program) as job:
             job.start(0, 1, 2)
             job.until_steps(0, 5)
             for _ in range(min(10, events - done.total())):
@@ -115,7 +116,7 @@ def with_torchft(events: int, seed: int) -> None:
             job.until_end()
             job.require_exact()
         jobs += 1
-        click.echo(f"job {jobs}, {compression}, {quorum}: {dict(done)} so far: well", err=True)
+        click.echo(f"job {jobs}, {program}, {compression}, {quorum}: {dict(done)} so far: well", err=True)
     print(f"torchft: {jobs} jobs, seed {seed}: {dict(done)}; every sum exact, all replicas alike")
 
 

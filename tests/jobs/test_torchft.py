@@ -36,6 +36,24 @@ def test_a_replica_that_was_stopped_keeps_what_it_owes(tmp_path: Path) -> None:
         job.require_exact()
 
 
+@pytest.mark.parametrize(("compression", "quorum"), [("dense", "sync"), ("topk", "async"), ("topk", "sync")])
+def test_local_steps(tmp_path: Path, compression: str, quorum: str) -> None:
+    """What a replica has learned in a round that fails goes into the next one."""
+    with fleet(tmp_path, compression, quorum, "torchft_local") as job:
+        job.start(0, 1, 2)
+        job.until_steps(0, 5)
+        if compression == "dense":
+            job.kill(1)
+            job.until_steps(0, 3)
+            job.start(1)
+        else:
+            with job.stopped(1):
+                job.until_steps(0, 3)
+        job.until_steps(1, 3)
+        job.until_end()
+        job.require_exact()
+
+
 def test_a_replica_that_asks_for_something_else_ends_and_the_others_go_on(tmp_path: Path) -> None:
     with fleet(tmp_path, "topk", "sync") as job:
         job.start(0, 1)

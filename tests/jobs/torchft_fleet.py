@@ -21,7 +21,6 @@ from tests.jobs.launch import CHECKOUT
 from tests.jobs.programs.torchft_ddp import NUMEL, gradient
 
 STEP_S = "0.05"
-PROGRAM = "tests/jobs/programs/torchft_ddp.py"
 
 
 EVENTS = ("killed", "stopped", "stopped briefly")
@@ -34,8 +33,9 @@ class Fleet:
         processes: by replica, the last one.
     """
 
-    def __init__(self, folder: Path, address: str, compression: str, quorum: str) -> None:
+    def __init__(self, folder: Path, address: str, compression: str, quorum: str, program: str) -> None:
         self._folder, self._log = folder, (folder / "log").open("ab")
+        self._program = f"tests/jobs/programs/{program}.py"
         self._words = [str(folder), compression, STEP_S, quorum]
         self._variables = {
             **os.environ,
@@ -57,7 +57,7 @@ class Fleet:
 
     def _start(self, replica: int, *words: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, PROGRAM, str(replica), *words],
+            [sys.executable, self._program, str(replica), *words],
             stdout=self._log,
             stderr=subprocess.STDOUT,
             cwd=CHECKOUT,
@@ -120,7 +120,7 @@ class Fleet:
         for end in ends[1:]:
             assert torch.equal(end["weight"], first["weight"]), self.log()
             assert end["present"] == first["present"], self.log()
-        computed = torch.zeros(NUMEL)
+        computed = first.get("moved", torch.zeros(NUMEL))
         for step, replicas in enumerate(first["present"]):
             for replica in replicas:
                 computed += gradient(step, replica)
@@ -136,13 +136,13 @@ class Fleet:
 
 
 @contextmanager
-def fleet(folder: Path, compression: str, quorum: str) -> Iterator[Fleet]:
+def fleet(folder: Path, compression: str, quorum: str, program: str = "torchft_ddp") -> Iterator[Fleet]:
     """Yield one that has a lighthouse, and no replica yet."""
     lighthouse = LighthouseServer(
         bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=1000, quorum_tick_ms=50, heartbeat_timeout_ms=2000
     )
     port = lighthouse.address().rsplit(":", 1)[1]
-    made = Fleet(folder, f"http://127.0.0.1:{port}", compression, quorum)
+    made = Fleet(folder, f"http://127.0.0.1:{port}", compression, quorum, program)
     try:
         yield made
     finally:

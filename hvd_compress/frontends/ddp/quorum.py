@@ -90,17 +90,19 @@ class QuorumHook:
         settings: Settings,
         manager: Manager,
         quorum: Callable[[], Quorum | None],
+        options: str = "",
     ) -> None:
         """Nothing is communicated.
 
         Args:
             parameters: those that DDP reduces, by name.
             quorum: returns the present one, after manager.wait_quorum().
+            options: what else ranks must have alike, in words.
 
         Raises ConfigError, UnsupportedError: as Handle.
         """
         self._parameters, self._request, self._settings = parameters, request, settings
-        self._manager, self._quorum = manager, quorum
+        self._manager, self._quorum, self._options = manager, quorum, options
         self._hook = self._made(_nobody)
         self._met: Quorum | None = None
         self._last: _Exchange | None = None
@@ -243,7 +245,8 @@ class QuorumHook:
 
     def _about(self) -> dict[str, str]:
         asked = self._hook.session.asked()
-        return {"hvd_compress": __version__, "the model": model_in_words(self._parameters), **asked}
+        own = {"hvd_compress": __version__, "the model": model_in_words(self._parameters), "options": self._options}
+        return {**own, **asked}
 
 
 def _nobody() -> SocketEngine:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,29 @@ def say(words: str) -> None:
     os.write(1, f"{words}\n".encode())
 
 
+def made_manager(
+    replica: str, quorum: str, load: Callable[[Any], None], save: Callable[[], Any]
+) -> tuple[Manager, TCPStore]:
+    """Return that of a replica of one process, and the store that it needs."""
+    store, waits = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), timedelta(seconds=20)
+    manager = Manager(
+        pg=ProcessGroup(timeout=waits),
+        load_state_dict=load,
+        state_dict=save,
+        min_replica_size=2,
+        use_async_quorum=quorum == "async",
+        timeout=waits,
+        quorum_timeout=timedelta(seconds=120),
+        rank=0,
+        world_size=1,
+        store_addr="127.0.0.1",
+        store_port=store.port,
+        replica_id=f"replica_{replica}",
+        hostname="127.0.0.1",
+    )
+    return manager, store
+
+
 def main() -> None:
     replica, folder, name, least_s, quorum = sys.argv[1:]
     end = Path(folder) / "end"
@@ -54,22 +78,7 @@ def main() -> None:
     def save() -> dict[str, Any]:
         return {"model": model.state_dict(), "done": {"total": done["total"], "present": list(done["present"])}}
 
-    store, waits = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), timedelta(seconds=20)
-    manager = Manager(
-        pg=ProcessGroup(timeout=waits),
-        load_state_dict=load,
-        state_dict=save,
-        min_replica_size=2,
-        use_async_quorum=quorum == "async",
-        timeout=waits,
-        quorum_timeout=timedelta(seconds=120),
-        rank=0,
-        world_size=1,
-        store_addr="127.0.0.1",
-        store_port=store.port,
-        replica_id=f"replica_{replica}",
-        hostname="127.0.0.1",
-    )
+    manager, _store = made_manager(replica, quorum, load, save)
     wrapped = DistributedDataParallel(manager, model, COMPRESSIONS[name])
     optimizer = OptimizerWrapper(manager, inner)
     say(f"{os.getpid()} is replica {replica}")

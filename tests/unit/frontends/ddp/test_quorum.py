@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,38 +10,12 @@ import torch
 
 from hvd_compress.compression import Compression
 from hvd_compress.engines.dialing import Listener
-from hvd_compress.engines.sockets import Meeting
 from hvd_compress.errors import CommunicationError, ConfigError
 from hvd_compress.frontends.ddp.quorum import Quorum, QuorumHook
 from hvd_compress.settings import Settings
+from tests.unit.frontends.managers import Manager, meet, together
 
 NUMEL = 600
-
-
-class Manager:
-    """Of one rank: all take part, unless a test says so."""
-
-    def __init__(self) -> None:
-        self.step, self.participants, self.takes_part = 0, 2, True
-        self.error: Exception | None = None
-
-    def wait_quorum(self) -> None:
-        self.error = None
-
-    def errored(self) -> Exception | None:
-        return self.error
-
-    def report_error(self, e: Exception) -> None:
-        self.error = e
-
-    def is_participating(self) -> bool:
-        return self.takes_part
-
-    def num_participants(self) -> int:
-        return self.participants
-
-    def current_step(self) -> int:
-        return self.step
 
 
 class Bucket:
@@ -83,29 +56,6 @@ class Rank:
         (own,) = self.hook.handle.state_dict()["ranks"].values()
         found: torch.Tensor = own["residuals"].get("w", torch.zeros(NUMEL))
         return found.view(-1)
-
-
-def meet(number: int, *ranks: Rank) -> None:
-    for place, rank in enumerate(ranks):
-        endpoints = [each.listener.endpoint for each in ranks]
-        rank.quorum = Quorum(number, Meeting(place, endpoints, rank.listener, f"quorum {number}"))
-
-
-def together(ranks: list[Rank], body: Callable[[Rank], Any]) -> list[Any]:
-    found: dict[int, Any] = {}
-
-    def run(rank: Rank) -> None:
-        try:
-            found[rank.rank] = body(rank)
-        except BaseException as error:
-            found[rank.rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    return [found[rank.rank] for rank in ranks]
 
 
 @pytest.fixture
