@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,7 +29,15 @@ def _rights() -> None:
 
 
 @contextmanager
-def job(lab: Lab, tools: Path, *arguments: str, timeout_s: float, least: int) -> Iterator[Job]:
+def job(
+    lab: Lab,
+    tools: Path,
+    *arguments: str,
+    timeout_s: float,
+    least: int,
+    program: str = "elastic",
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[Job]:
     """Run a job with a rank on each host, which its launcher enters where it would log in by ssh."""
     ssh = tools / "ssh"
     ssh.write_text(f'#!/bin/sh\nshift 2\nexec {PROGRAM} agent "$@"\n')
@@ -36,12 +45,13 @@ def job(lab: Lab, tools: Path, *arguments: str, timeout_s: float, least: int) ->
     pids = lab._relay.host_pids
     hosts = [f"{name}:1" for name in pids]
     variables = {
+        **(variables or {}),
         "PATH": f"{tools}:{os.environ['PATH']}",
         "GLOO_SOCKET_IFNAME": INTERFACE,
         "HVD_COMPRESS_NETLAB_HOSTS": ",".join(f"{name}={pid}" for name, pid in pids.items()),
     }
     options = ["-np", str(len(hosts)), "--min-np", str(least), "-H", ",".join(hosts)]
-    words = [COMMAND, "run", *options, sys.executable, "-m", "tests.jobs.programs.elastic", *arguments]
+    words = [COMMAND, "run", *options, sys.executable, "-m", f"tests.jobs.programs.{program}", *arguments]
     made = Job(lab._relay.on_head(words), timeout_s, variables)
     try:
         yield made
@@ -98,3 +108,24 @@ def test_a_host_that_cannot_be_reached_is_left_out_by_name_and_comes_back(tmp_pa
         require_exact(running, 3)
         who = r"rank \d \(process \d+ on \S+\): rank \d, step \d+, .*: no answer within 5 s .*: rank \d has not arrived"
         assert running.said(f"ranks have met anew, 2 of them, after: {who}"), running.lines
+
+
+def test_auto_sees_that_a_line_has_a_tenth_of_its_bandwidth_and_nobody_is_left_out(tmp_path: Path) -> None:
+    """In a job in which a rank was killed before, and another has come for it."""
+    end, variables = tmp_path / "end", {"HVD_COMPRESS_ADAPT": "1", "HVD_COMPRESS_CACHE": str(tmp_path)}
+    with (
+        Lab(3, "1ms", "100mbit", linux_tcp=True) as lab,
+        job(lab, tmp_path, str(end), timeout_s=60.0, least=1, program="elastic_auto", variables=variables) as running,
+    ):
+        running.until_steps(3)
+        os.kill(running.members()[1], signal.SIGKILL)
+        running.until_met(3, 2)
+        seen = r"^step \d+, (\d+) networks"
+        running.until(lambda: len(running.since_meeting(seen)) >= 200)
+        meetings, before = len(running.said(" enters step ")), int(running.since_meeting(seen)[-1][1])
+        lab.set(bandwidth="10mbit")
+        running.until(lambda: int(running.since_meeting(seen)[-1][1]) > before)
+        end.touch()
+        assert running.end() == 0, running.lines
+        assert [each[1] for each in running.said(r" ends: alike (\w+)")] == ["True"] * 3
+        assert len(running.said(" enters step ")) == meetings, running.lines

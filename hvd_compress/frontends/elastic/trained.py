@@ -17,7 +17,7 @@ from hvd_compress.errors import UnsupportedError, UsageError
 from hvd_compress.frontends.alike import model_in_words
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.horovod.broadcasts import broadcast_
-from hvd_compress.frontends.horovod.distributed import renew
+from hvd_compress.frontends.horovod.distributed import asked_of, renew
 from hvd_compress.frontends.horovod.optimizer_state import broadcast_optimizer_state
 from hvd_compress.frontends.horovod.runtime_selection import hvd
 from hvd_compress.frontends.horovod.uncompressed import UncompressedOptimizer
@@ -54,6 +54,8 @@ class Trained:
         """Return, by name and in words, what must be the same on all ranks."""
         handle = self.handle()
         found = {} if handle is None else handle.session.asked()
+        if (asked := asked_of(self.optimizer)) is not None:
+            found["compression"] = repr(asked)
         if self.model is None:
             return found
         return {"the model": model_in_words(dict(self.model.named_parameters())), **found}

@@ -90,7 +90,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         with recorded_once(Settings.from_environment(), of_all=not process_set.process_set_id) as settings:
             make = partial(_reducer, parameters, asked, options, settings, process_set)
             wrapped = wrap(optimizer, names, make(), backward_passes_per_step, process_set.rank(), process_set.size())
-    _makes[wrapped] = make
+    _makes[wrapped] = asked, make
     if named_parameters is None:
         _tell_of_another(wrapped)
     return wrapped
@@ -104,14 +104,21 @@ def _reducer(
     return Reducer(parameters, request, connect, options, settings, arrivals=arrivals)
 
 
-_makes: weakref.WeakKeyDictionary[ReducingOptimizer, Callable[[], Reducer]] = weakref.WeakKeyDictionary()
-"""What makes the reducer of a distributed optimizer over the ranks that have met."""
+_makes: weakref.WeakKeyDictionary[ReducingOptimizer, tuple[Request, Callable[[], Reducer]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""What a distributed optimizer was asked for, and what makes its reducer over the ranks that have met."""
+
+
+def asked_of(optimizer: torch.optim.Optimizer | None) -> Request | None:
+    """Return the compression that a distributed optimizer was given, also where one rank alone has no use for it."""
+    return _makes[optimizer][0] if isinstance(optimizer, ReducingOptimizer) and optimizer in _makes else None
 
 
 def renew(optimizer: torch.optim.Optimizer, counts: bool) -> None:
     """Let a distributed optimizer exchange over the ranks that have met now. `counts`: as ReducingOptimizer.renew()."""
     if isinstance(optimizer, ReducingOptimizer) and optimizer in _makes:
-        optimizer.renew(_makes[optimizer](), hvd.rank(), hvd.size(), counts=counts)
+        optimizer.renew(_makes[optimizer][1](), hvd.rank(), hvd.size(), counts=counts)
     elif isinstance(optimizer, uncompressed.UncompressedOptimizer):
         optimizer.renew()
 
