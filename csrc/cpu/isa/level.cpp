@@ -25,10 +25,8 @@ constexpr bool has(std::uint64_t word, std::uint64_t bits) noexcept { return (wo
 
 #endif
 
-}  // namespace
-
 // Asks the processor itself: __builtin_cpu_supports asks the compiler's runtime, and that of zig always says no.
-Level best_level() noexcept {
+Level asked_level() noexcept {
 #ifdef HVD_COMPRESS_X86
     constexpr std::uint64_t kYmm = 0x6, kZmm = 0xe6;
     unsigned a = 0, b = 0, c = 0, d = 0;
@@ -41,6 +39,13 @@ Level best_level() noexcept {
 #else
     return Level::kPortable;
 #endif
+}
+
+}  // namespace
+
+Level best_level() noexcept {
+    static const Level best = asked_level();  // a virtual machine takes 10 us to answer
+    return best;
 }
 
 Level level() noexcept { return chosen.load(std::memory_order_relaxed); }
