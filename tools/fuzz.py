@@ -1,13 +1,15 @@
 """Look for malformed payloads that a decoder does not bear, with coverage as a guide: `make fuzz`.
 
-The properties are those of tests/conformance/malformed.py, the inputs come from libFuzzer (atheris), and the kernels
-are built with AddressSanitizer and UndefinedBehaviorSanitizer. Inputs that take new ways through the code are kept in
-build/fuzz for the next run. A finding ends the run; the log shows the call that repeats it.
+First the native decoders by themselves, some 200,000 payloads a second (tests/native/cpp/fuzz). Then the properties of
+tests/conformance/malformed.py, with inputs from libFuzzer (atheris). The kernels are built with AddressSanitizer and
+UndefinedBehaviorSanitizer. Inputs that take new ways through the code are kept in build/fuzz for the next run, and so
+is the number of payloads, from which the next seed follows. A finding ends its part; what is printed repeats it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -24,13 +26,47 @@ TARGETS = {
     "lies": "well-formed lies, to every compressor",
     "sums": "well-formed lies, to owners of shards",
 }
-"""Of tests/conformance/malformed.py; they share the time."""
+"""Of tests/conformance/malformed.py; with the native decoders they share the time."""
+DECODERS = BUILD / "decoders"
+RECORDED = ROOT / "benchmarks" / "results" / "fuzz.md"
 
 
 def main() -> None:
-    packages = BUILD / "packages"
     BUILD.mkdir(parents=True, exist_ok=True)
     LOG.unlink(missing_ok=True)
+    failures = [*_native_decoders(), *_properties()]
+    if failures:
+        raise progress.StepError("\n\n".join(failures))
+
+
+def _native_decoders() -> list[str]:
+    """Return what was found."""
+    program = sanitize.decoder_fuzzer(LOG)
+    command = [program, DECODERS, "--seconds", str(_seconds()), "--seed", str(_payloads())]
+    try:
+        progress.run("mutated payloads of all native decoders", command, LOG)
+    except progress.StepError as error:
+        current, found = DECODERS / "current", BUILD / "found" / "decoders" / str(_payloads())
+        if not current.exists():
+            return [str(error)]
+        found.parent.mkdir(parents=True, exist_ok=True)
+        current.replace(found)
+        return [f"{error}\n\nrepeat it: {program} --repeat {found}"]
+    print(LOG.read_text(errors="replace").splitlines()[-1])
+    return []
+
+
+def _payloads() -> int:
+    """Return how many payloads were decoded up to now: as the page has them, and those of build/fuzz."""
+    rows = re.findall(r"^\| \d{4}-\d\d-\d\d \|[^|]*\| ([\d,]+) \|", RECORDED.read_text(), re.MULTILINE)
+    state = DECODERS / "state"
+    lines = state.read_text().splitlines()[1:] if state.exists() else []
+    return sum(int(row.replace(",", "")) for row in rows) + sum(int(line.split()[1]) for line in lines)
+
+
+def _properties() -> list[str]:
+    """Return what was found."""
+    packages = BUILD / "packages"
     if not (packages / "atheris").is_dir():
         pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--target", packages]
         progress.run("installing the fuzzer", [*pip, "-r", ROOT / "requirements" / "fuzz.txt"], LOG)
@@ -48,8 +84,11 @@ def main() -> None:
             progress.run(title, _command(target), LOG, os.environ | variables)
         except progress.StepError as error:
             failures.append(f"{error}\n\n{_how_to_repeat(target)}")
-    if failures:
-        raise progress.StepError("\n\n".join(failures))
+    return failures
+
+
+def _seconds() -> int:
+    return max(1, SECONDS // (1 + len(TARGETS)))
 
 
 def _how_to_repeat(target: str) -> str:
@@ -72,7 +111,7 @@ def _command(target: str) -> list[str | Path]:
     for folder in (corpus, found):
         folder.mkdir(parents=True, exist_ok=True)
     options = [
-        f"-max_total_time={max(1, SECONDS // len(TARGETS))}",
+        f"-max_total_time={_seconds()}",
         f"-artifact_prefix={found}/",
         f"-timeout={HANGS_S}",
         f"-rss_limit_mb={MEMORY_MB}",

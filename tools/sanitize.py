@@ -1,8 +1,8 @@
 """Run the tests of kernels and decoders with sanitizers.
 
 sanitize.py build: builds what they need. sanitize.py memory: their first level, with AddressSanitizer and
-UndefinedBehaviorSanitizer. sanitize.py rest: their second level, damaged payloads of the coder, data races in the pool
-with ThreadSanitizer, and with the player in the CUDA kernels.
+UndefinedBehaviorSanitizer. sanitize.py rest: their second level, damaged payloads of the coder and of all decoders,
+data races in the pool with ThreadSanitizer, and with the player in the CUDA kernels.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ import results
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "sanitize"
 LOG = BUILD / "log"
+NATIVE = ROOT / "build" / f"native-{sys.implementation.cache_tag}"
+"""Where setup.py builds."""
 COMPILER = shlex.split(os.environ.get("CXX") or "c++")
 # The tests are some ten times slower so, and what they compare has been compared without sanitizers.
 EXAMPLES = "0.05"
 GUESTS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/*/test_kernels.py"))
 TESTS = ("tests/native", "tests/conformance/test_malformed.py", *GUESTS)
+MUTATED = "600000"
+"""Payloads: seconds."""
+PLANTED = ("planted_read", "planted_write")
+"""Of tests/native/cpp/fuzz/planted.cpp: one that AddressSanitizer sees, and one that it does not."""
 IGNORED = tuple(f"tests/native/test_{each}.py" for each in ("cuda_build", "ends", "gil", "levels", "machine_code"))
 """Tests of tests/native that look at files, or would only wait."""
 RUN_TESTS = """
@@ -41,7 +47,8 @@ def main() -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     LOG.unlink(missing_ok=True)
     failures = []
-    for part in {"build": [_build], "memory": [_memory], "rest": [_threads, _coder, _player, _rest]}[sys.argv[1]]:
+    parts = {"build": [_build], "memory": [_memory], "rest": [_threads, _coder, _decoders, _player, _rest]}
+    for part in parts[sys.argv[1]]:
         try:
             part()
         except progress.StepError as error:
@@ -69,6 +76,20 @@ def _coder() -> None:
     flags = ["-std=c++17", "-O1", "-g", *sanitizers, "-pthread", "-I", ROOT / "csrc/include", "-x", "c++"]
     progress.run("building the coder with AddressSanitizer", [*COMPILER, *flags, *sources, "-o", program], LOG)
     progress.run("damaged payloads of the coder", [program], LOG)
+
+
+def _decoders() -> None:
+    """Let the fuzzer mutate some payloads, the same ones each time; and see that it finds defects which are planted."""
+    program, folder = decoder_fuzzer(LOG), BUILD / "decoders"
+    shutil.rmtree(folder, ignore_errors=True)
+    progress.run("mutated payloads of all decoders", [program, folder, "--count", MUTATED, "--seed", "1"], LOG)
+    for planted in PLANTED:
+        command = [program, folder / planted, "--count", MUTATED, "--only", planted]
+        for trial in (command, [program, "--repeat", folder / planted / "current"]):
+            if subprocess.run(trial, capture_output=True).returncode != 1:
+                raise progress.StepError(
+                    f"the fuzzer of decoders does not find a defect: {shlex.join(map(str, trial))}"
+                )
 
 
 def _player() -> None:
@@ -105,6 +126,13 @@ def _options(name: str) -> list[str]:
     return [*options, f"--junitxml={folder}/{name}.xml"] if folder else options
 
 
+def decoder_fuzzer(log: Path) -> Path:
+    """Build tests/native/cpp/fuzz, and return the program."""
+    build = ["cmake", "--build", NATIVE, "--target", "fuzz_decoders"]
+    progress.run("building the decoders with AddressSanitizer", build, log)
+    return NATIVE / "fuzz_decoders"
+
+
 def sanitized(log: Path) -> tuple[Path, dict[str, str]]:
     """Build the package with sanitizers: its modules are links, and its compiled module is the sanitized one.
 
@@ -118,17 +146,16 @@ def sanitized(log: Path) -> tuple[Path, dict[str, str]]:
         if path.suffix != ".so" and path.name != "__pycache__":
             (package / path.name).symlink_to(path)
     (module,) = (ROOT / "hvd_compress").glob("_native*.so")
-    native = ROOT / "build" / f"native-{sys.implementation.cache_tag}"  # where setup.py builds
-    build = ["cmake", "--build", native, "--target", "_sanitized", "tiles_sanitized"]
+    build = ["cmake", "--build", NATIVE, "--target", "_sanitized", "tiles_sanitized"]
     progress.run("building the kernels with AddressSanitizer", build, log)
-    (package / module.name).symlink_to(native / "_sanitized" / module.name)
+    (package / module.name).symlink_to(NATIVE / "_sanitized" / module.name)
     libraries = [_library(name) for name in ("libasan.so", "libubsan.so")]
     return package.parent, {
         "LD_PRELOAD": " ".join(libraries),
         "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own would be too many
         "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
         "HVD_COMPRESS_TEST_EXAMPLES": EXAMPLES,
-        "HVD_COMPRESS_TILES": str(native / "tiles_sanitized.so"),
+        "HVD_COMPRESS_TILES": str(NATIVE / "tiles_sanitized.so"),
         "PYTHONMALLOC": "malloc",
         "OMP_NUM_THREADS": "1",
     }
