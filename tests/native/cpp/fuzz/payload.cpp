@@ -47,8 +47,14 @@ void resize(Random& random, Bytes& part) {
     part.resize(static_cast<std::size_t>(grows ? size + by : cut), static_cast<std::uint8_t>(random()));
 }
 
+// Any one; or one near the beginning, where a payload says what the rest of it is.
+std::int64_t place_of_byte(Random& random, std::int64_t size) {
+    const std::int64_t head = random.one_in(4) ? std::int64_t{1} << random.below(7) : size;
+    return random.below(std::min(head, size));
+}
+
 void mutate_part(Random& random, Bytes& part, const Bytes& other, std::int64_t n) {
-    std::uint8_t& byte = part[random.below(static_cast<std::int64_t>(part.size()))];
+    std::uint8_t& byte = part[place_of_byte(random, static_cast<std::int64_t>(part.size()))];
     switch (random.below(8)) {
         case 0:
             byte ^= static_cast<std::uint8_t>(1 << random.below(8));
@@ -60,7 +66,7 @@ void mutate_part(Random& random, Bytes& part, const Bytes& other, std::int64_t n
             byte = static_cast<std::uint8_t>(random.one_in(2) ? byte + 1 : byte - 1);
             return;
         case 3:
-            byte = random.one_in(2) ? 0xff : 0;
+            byte = static_cast<std::uint8_t>(random.one_in(3) ? 0xff : random.one_in(2) ? 0 : random.below(32));
             return;
         case 4:
             return splice(random, part, part);
