@@ -76,9 +76,9 @@ void bind_embedding(pybind11::module_& module) {
                               std::move(trainers), delayed, compressed});
         }))
         .def("add",
-             [](Lookahead& lookahead, Address rows, const std::vector<std::int64_t>& offsets) {
+             [](Lookahead& lookahead, Address rows, const std::vector<std::int64_t>& offsets, std::int64_t limit) {
                  ReleasedGil released;
-                 lookahead.add(pointer<const std::int64_t>(rows), offsets);
+                 return lookahead.add(pointer<const std::int64_t>(rows), offsets, limit);
              })
         .def("fill", &Lookahead::fill, WithoutGil())
         .def("plan", &plan)

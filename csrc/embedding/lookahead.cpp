@@ -119,7 +119,12 @@ void Lookahead::use_row(Batch& made, std::int32_t number, std::int64_t row, std:
         for_each_member(trainers_.data(), words_, [&](std::int32_t holder) { ++slots[holder]; });
 }
 
-void Lookahead::add(const std::int64_t* rows, const std::vector<std::int64_t>& offsets) {
+std::int64_t Lookahead::add(const std::int64_t* rows, const std::vector<std::int64_t>& offsets, std::int64_t limit) {
+    const std::int64_t* const end_of_all = rows + offsets.back();
+    const std::int64_t* const bad = std::find_if(rows, end_of_all, [limit](std::int64_t row) {
+        return static_cast<std::uint64_t>(row) >= static_cast<std::uint64_t>(limit);
+    });
+    if (bad != end_of_all) return bad - rows;
     make_room();
     const std::int32_t number = added_++;
     Batch& made = batch(number);
@@ -144,6 +149,7 @@ void Lookahead::add(const std::int64_t* rows, const std::vector<std::int64_t>& o
         }
     link(number);
     for (std::size_t i = 0; i < made.from.size(); ++i) made.slots[i % members] += made.from[i];
+    return -1;
 }
 
 // Whether the slots for a batch fit everywhere until it is trained, beside those that are promised.

@@ -99,8 +99,9 @@ class Lookahead {
     explicit Lookahead(Rules rules);
 
     // Adds the next batch: the distinct rows of member m are rows[offsets[m]] to rows[offsets[m + 1]]. It is fastest
-    // where each member's are in the order of UniqueRows.
-    void add(const std::int64_t* rows, const std::vector<std::int64_t>& offsets);
+    // where each member's are in the order of UniqueRows. They come from other ranks: where one is not within
+    // 0..limit-1, nothing is added, and its position is returned; else -1.
+    std::int64_t add(const std::int64_t* rows, const std::vector<std::int64_t>& offsets, std::int64_t limit);
 
     // Plans the exchange behind the next step; the first call is for exchange -1. The batch of the step that follows
     // must have been added if there is one. Where that does not fit into a cache, `overflows` says so, and there is no

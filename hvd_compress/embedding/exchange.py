@@ -136,7 +136,7 @@ class Exchanger:
     def add(self, gathered: Sequence[Gathered]) -> None:
         """Plan with the next batch."""
         for part, of_all in zip(self.parts, gathered, strict=True):
-            part.planner.add(of_all.rows, of_all.lengths)
+            part.planner.add(of_all.rows, of_all.lengths, part.layout.rows)
             if part.versions is not None:
                 part.used.append(of_all.rows)
             if self._journal is not None or part.residuals is not None:

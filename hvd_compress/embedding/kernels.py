@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,7 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hvd_compress.errors import PayloadError
 from hvd_compress.native.module import compiled
+
+MOST_ROWS = 1 << 47
+"""Of an embedding: what csrc/embedding/divisor.hpp divides exactly."""
 
 
 class Lists(NamedTuple):
@@ -126,10 +131,13 @@ class NativeLookahead:
             members, member, list(owners), list(trainers), cache_rows, lookahead, replicated, delayed, compressed
         )
 
-    def add(self, rows: torch.Tensor, lengths: Sequence[int]) -> None:
+    def add(self, rows: torch.Tensor, lengths: Sequence[int], limit: int = MOST_ROWS) -> None:
         """Add the next batch: the distinct rows of each member, `lengths` of them, int64, one after the other.
 
         It is fastest where each member's rows are in the order of UniqueRows.
+
+        Raises:
+            PayloadError: a row is not within 0..limit-1; nothing is added then.
         """
         offsets = [0]
         for length in lengths:
@@ -137,7 +145,10 @@ class NativeLookahead:
         assert rows.dtype == torch.int64
         assert rows.is_contiguous()
         assert rows.numel() == offsets[-1]
-        self._native.add(rows.data_ptr(), offsets)
+        bad = self._native.add(rows.data_ptr(), offsets, limit)
+        if bad >= 0:
+            member = bisect_right(offsets, bad) - 1
+            raise PayloadError(f"rank {member} uses row {int(rows[bad])} of an embedding that has rows 0..{limit - 1}")
 
     def fill(self) -> int:
         """Admit what fits by now, and return the number of the last batch that is admitted."""

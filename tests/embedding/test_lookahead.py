@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_compress.embedding.kernels import Exchange, Lane, Lists, NativeLookahead, UniqueRows
+from hvd_compress.errors import PayloadError
 
 Batch = list[list[int]]
 """Distinct rows, by rank."""
@@ -283,6 +284,16 @@ def test_a_batch_that_no_cache_holds() -> None:
     assert job.exchange(None)[0].overflows is None
     for member in job.members:
         assert member.planner.plan().overflows == (1, 3)
+
+
+@pytest.mark.parametrize("row", [-1, -(2**63), 10, 2**47, 2**63 - 1])
+def test_a_row_that_is_none_is_refused_and_nothing_is_added(row: int) -> None:
+    job = Job.of(3, [0, 1, 2], 10, 3)
+    planner = job.members[0].planner
+    with pytest.raises(PayloadError, match=f"rank 2 uses row {row} of an embedding that has rows 0..9"):
+        planner.add(torch.tensor([1, 2, 9, row]), [3, 0, 1], limit=10)
+    job.add([[1, 2], [2], [9]])
+    assert job.exchange(None)[0].admitted == 0
 
 
 def test_lists_of_members() -> None:
