@@ -63,7 +63,7 @@ def choice(ranks: int) -> list[object]:
 
 
 def draw(found: Counts, rank_counts: Sequence[int], path: Path) -> None:
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    figure = Figure(figsize=(14, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     for number, name in enumerate(DRAWN):
@@ -72,7 +72,7 @@ def draw(found: Counts, rank_counts: Sequence[int], path: Path) -> None:
         sizes, color = [one.ranks for one in own], f"C{number}"
         left.plot(sizes, [one.mean_bytes for one in own], "o-", color=color, label=name, markersize=3)
         left.plot(sizes, [one.modelled for one in own], ":", color=color)
-    left.set(title=f"bytes a rank sends, bucket of {NUMEL:,} elements; dotted: model", ylabel="bytes")
+    left.set(title=f"bucket of {NUMEL:,} elements", ylabel="bytes that a rank sends (dotted: model)")
     by_arm: dict[str, list[tuple[int, float]]] = {}
     for ranks in rank_counts:
         for arm in predicted.arms("any", ALPHA, BETA, ranks):
@@ -80,12 +80,12 @@ def draw(found: Counts, rank_counts: Sequence[int], path: Path) -> None:
     for number, (name, points) in enumerate(by_arm.items()):
         right.plot(*zip(*points, strict=True), marker="o", color=f"C{number % 10}", label=name, markersize=3,
                    linestyle="-" if number < 10 else "--")  # fmt: skip
-    right.set(title='arms of auto("any"), 100 MB at 1 Gbit/s, 50 us, by formulas', ylabel="seconds")
+    right.set(title='auto("any"), 100 MB, 1 Gbit/s, 50 us', ylabel="seconds by formulas")
     for panel in (left, right):
         panel.set(xscale="log", yscale="log", xlabel="ranks")
         panel.set_xticks(rank_counts, [str(ranks) for ranks in rank_counts])
         panel.grid(color="0.93")
-        panel.legend(fontsize=6.5)
+        panel.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=100)
 
 

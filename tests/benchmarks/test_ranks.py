@@ -21,16 +21,16 @@ def test_without_compression_the_model_counts_what_is_sent(path: counted.Path) -
         assert count.most_bytes >= count.mean_bytes
 
 
-def test_what_would_gather_too_much_is_left_out() -> None:
-    path = counted.Path("allgather")
-    found = list(counted.counts(counted.COMPRESSORS["int4"], path, Layout.of((1 << 24,)), 8, limit_s=600.0))
-    assert not found
+def test_what_would_hold_too_much_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counted, "MOST_BYTES", 200_000)
+    found = counted.counts(counted.COMPRESSORS["int4"], counted.Path("allgather"), LAYOUT, 8, limit_s=600.0)
+    assert [count.ranks for count in found] == [2]
 
 
-def test_auto_compresses_on_a_slow_network_and_not_on_a_fast_one() -> None:
-    slow, fast = (predicted.arms("near", 50e-6, beta, 8) for beta in (8e-9, 8e-15))
-    assert min(slow, key=lambda arm: arm.predicted).called == "int4"
-    assert min(fast, key=lambda arm: arm.predicted).called == "dense"
+def test_auto_compresses_on_a_slow_network() -> None:
+    arms = predicted.arms("near", 50e-6, 8e-9, 8)
+    assert arms[0].called == "dense"
+    assert min(arms, key=lambda arm: arm.predicted).called == "int4"
 
 
 def test_the_tables_and_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
