@@ -51,6 +51,23 @@ def test_the_seed_follows_from_the_payloads_before(monkeypatch: pytest.MonkeyPat
     assert fuzz._payloads() == 1234
 
 
+def test_a_finding_is_told_with_the_payload_that_repeats_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import fuzz
+
+    program, folder = tmp_path / "program", tmp_path / "decoders"
+    program.write_text('#!/bin/sh\nmkdir -p "$1"; echo payload > "$1/current"; echo "finding: x"; exit 1\n')
+    program.chmod(0o755)
+    for name, value in {"BUILD": tmp_path, "DECODERS": folder, "LOG": tmp_path / "log"}.items():
+        monkeypatch.setattr(fuzz, name, value)
+    monkeypatch.setattr(fuzz.sanitize, "decoder_fuzzer", lambda log: program)
+    (found,) = fuzz._native_decoders()
+    kept = found.rpartition("--repeat ")[2]
+    assert "finding: x" in found
+    assert Path(kept).read_text() == "payload\n"
+    assert not (folder / "current").exists()
+
+
 def test_every_native_function_is_fuzzed_or_decodes_nothing() -> None:
     """A new one is a line in tests/native/cpp/fuzz/{dense,sparse}.cpp, or above."""
     bindings = (path.read_text() for path in (ROOT / "csrc" / "bindings").glob("*.cpp"))
