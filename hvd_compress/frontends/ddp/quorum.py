@@ -155,14 +155,12 @@ class QuorumHook:
         self._manager.wait_quorum()
         self._skips, self._buffers = True, []
         self._note_whether_it_counts()
-        if self._manager.errored() is not None:
-            return
-        quorum = self._quorum()
+        quorum, failed = self._quorum(), self._manager.errored()
         try:
-            if quorum is None or (self._hook.session.failed and quorum is self._met):
-                raise CommunicationError("an exchange has failed, and there is no other quorum yet")
+            if quorum is None or (quorum is self._met and (failed is not None or self._hook.session.failed)):
+                raise CommunicationError(f"this rank cannot begin its step: {failed or 'there is no other quorum yet'}")
             if quorum is not self._met:
-                self._meet(quorum)
+                self._meet(quorum, "" if failed is None else str(failed))
         except CommunicationError as error:
             self._give_up(error)
             return
@@ -200,11 +198,14 @@ class QuorumHook:
         if last is not None and last.ended and self._manager.current_step() > last.step:
             self._counted[last.quorum] = last.step
 
-    def _meet(self, quorum: Quorum) -> None:
+    def _meet(self, quorum: Quorum, failed: str) -> None:
         """Begin with other ranks: all have alike what one remembers that is not behind, and each keeps what it owes.
 
+        Args:
+            failed: why this rank cannot, so that others do not wait for it; "" where it can.
+
         Raises:
-            CommunicationError: not all have come.
+            CommunicationError: not all have come, or can begin.
             ConfigError: this rank asks for something else than the others.
         """
         meeting, timeout_s, old = quorum.meeting, self._settings.timeout_s, self._hook
@@ -212,8 +213,17 @@ class QuorumHook:
         is_behind = self.is_behind or not self._manager.is_participating()
         with closing(SocketEngine(meeting, timeout_s)) as engine:
             told = engine.allgather_json(
-                {"behind": is_behind, "about": self._about(), "counted": list(self._counted.items())}
+                {
+                    "failed": failed,
+                    "behind": is_behind,
+                    "about": self._about(),
+                    "counted": list(self._counted.items()),
+                }
             )
+            if cannot := {rank: each["failed"] for rank, each in enumerate(told) if each["failed"]}:
+                raise CommunicationError(
+                    "; ".join(f"rank {rank} cannot begin its step: {cannot[rank]}" for rank in cannot)
+                )
             root = next((rank for rank, each in enumerate(told) if not each["behind"]), 0)
             require_alike([each["about"] for each in told], root, engine.rank)
             self._counted = {quorum: step for quorum, step in told[root]["counted"][-_KEPT:]}

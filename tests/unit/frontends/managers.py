@@ -17,6 +17,7 @@ class Manager:
         self.step, self.participants, self.takes_part = 0, 2, True
         self.error: Exception | None = None
         self.commits = True
+        self.fails_to_begin: Exception | None = None
 
     def start_quorum(self) -> None:
         pass
@@ -26,7 +27,7 @@ class Manager:
         return self.commits
 
     def wait_quorum(self) -> None:
-        self.error = None
+        self.error = self.fails_to_begin
 
     def errored(self) -> Exception | None:
         return self.error

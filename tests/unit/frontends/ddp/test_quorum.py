@@ -125,6 +125,18 @@ def test_who_does_not_take_part_brings_zeros_and_the_mean_is_over_the_others(ran
     assert not ranks[1].owed().any()
 
 
+def test_who_cannot_begin_lets_the_others_know(ranks: list[Rank]) -> None:
+    first, second = ranks
+    second.manager.fails_to_begin = RuntimeError("no state came")
+    together(ranks, lambda rank: rank.exchange(0))
+    assert str(first.manager.error) == "rank 1 cannot begin its step: no state came"
+    second.manager.fails_to_begin = None
+    meet(2, *ranks)
+    found = together(ranks, lambda rank: rank.exchange(1))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(2 * found[0] + first.owed() + second.owed(), computed(1))
+
+
 def test_who_asks_for_something_else_is_refused_by_name() -> None:
     made = [Rank(0, Compression.topk(0.2)), Rank(1, Compression.int4())]
     made[1].manager.takes_part = False
