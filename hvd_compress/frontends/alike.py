@@ -21,7 +21,7 @@ def require_alike(told: Sequence[Mapping[str, str]], root: int, own: int) -> Non
 
     Args:
         told: by ranks, what each has, by name and in words.
-        root: the rank that counts.
+        root: whose is right.
         own: this rank.
 
     Raises:
@@ -39,5 +39,8 @@ def require_alike(told: Sequence[Mapping[str, str]], root: int, own: int) -> Non
         if first.get(name) != other.get(name)
     )
     if own in others:
-        raise ConfigError(f"this rank, {own}, cannot train with the others: {words}")
+        raise ConfigError(
+            f"this rank, {own}, cannot train with the others: {words}. Have the program, its compression and "
+            "HVD_COMPRESS_* be the same on all ranks"
+        )
     raise CommunicationError(f"ranks {others} are refused: {words}")

@@ -305,6 +305,10 @@ class Handle:
         alike = {each for compressor in self._compressors for each in (*compressor.alike, RESULT_SUM)}
         return kind.startswith(GRADIENT_UNITS) and kind not in alike
 
+    def debts(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> list[str]:
+        """Return the kinds among compressors' states that are debts by elements, which another rank can take over."""
+        return [kind for kind, of in states.items() if self.is_debt(kind) and all(each.dim() for each in of.values())]
+
     @property
     def _all_parameters(self) -> Mapping[str, torch.Tensor]:
         return self.parameters if self.front.parameters is None else self.front.parameters()

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import json
 import weakref
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from hvd_compress.ddp import Compression
 from hvd_compress.engines.dialing import Endpoint, Listener
 from hvd_compress.engines.leave import at_end
 from hvd_compress.engines.sockets import Meeting
-from hvd_compress.errors import ConfigError
+from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.extras import needed
 from hvd_compress.frontends.ddp.quorum import Quorum, QuorumHook
 from hvd_compress.frontends.ddp.refusals import check_compression, check_gradients
@@ -41,7 +41,7 @@ from hvd_compress.frontends.local.quorum import QuorumSteps
 from hvd_compress.frontends.local.replicas import trained
 from hvd_compress.frontends.original import original_of
 from hvd_compress.request.request import Request
-from hvd_compress.settings import Settings
+from hvd_compress.settings import DEFAULT_TIMEOUT_S, Settings
 
 with needed("torchft", "hvd_compress.integrations.torchft"):
     from torchft.manager import Manager
@@ -116,23 +116,28 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
         Raises:
             ConfigError: the manager has another process group; or this is no compression.
-            UnsupportedError: sparse gradients, or a compression that needs the optimizer of hvd_compress.torch.
+            UnsupportedError: sparse gradients, static_graph=True, or a compression that needs the optimizer of
+                hvd_compress.torch.
         """
         group = _group_of(manager)
         request = Compression.int4() if compression is None else compression
         check_compression(request)
         _check_engine(request)
-        # Buckets stay as they are first cut, as those of replicas that come later are: torch cuts no others so.
+        if options.get("static_graph"):
+            raise UnsupportedError(
+                "static_graph=True cuts buckets anew, and replicas that come later have others: leave it out"
+            )
+        # Buckets stay as they are first cut, as those of replicas that come later are.
         super().__init__(module, process_group=ProcessGroupDummy(0, 1), find_unused_parameters=True, **options)
         check_gradients(self)
-        settings = Settings.from_environment().waiting(group.timeout_s)
+        settings = _settings(group)
         ignored = set(self.parameters_to_ignore)
         reduced = {n: p for n, p in module.named_parameters() if p.requires_grad and n not in ignored}
         hook = QuorumHook(reduced, request, settings, manager, lambda: group.quorum)
         _hooks[self] = hook
         self.register_comm_hook(hook, _exchange)
         self.register_forward_pre_hook(_before_forward)
-        manager.register_state_dict_fn(f"hvd_compress {next(_numbers)}", partial(_has_been_given, hook), dict)
+        manager.register_state_dict_fn(_key(manager), partial(_has_been_given, hook), dict)
         at_end(self, hook.close)
 
     @property
@@ -184,13 +189,11 @@ class LocalSteps:
         check_whole("every", every, 1)
         _check_engine(request)
         group = _group_of(manager)
-        settings, parameters = Settings.from_environment().waiting(group.timeout_s), trained(optimizer, model)
+        settings, parameters = _settings(group), trained(optimizer, model)
         self._steps = QuorumSteps(
             manager, parameters, request, settings, lambda: group.quorum, every=every, outer=outer
         )
-        manager.register_state_dict_fn(
-            f"hvd_compress {next(_numbers)}", self._steps.load_state_dict, self._steps.state_dict
-        )
+        manager.register_state_dict_fn(_key(manager), self._steps.load_state_dict, self._steps.state_dict)
         optimizer.register_step_post_hook(self._steps.after_step)
         at_end(self._steps, self._steps.hook.close)
 
@@ -220,8 +223,18 @@ def _check_engine(request: Request) -> None:
 
 _hooks: weakref.WeakKeyDictionary[nn.Module, QuorumHook] = weakref.WeakKeyDictionary()
 
-_numbers = count()
-"""Of models, which all replicas make in one order."""
+_models: weakref.WeakKeyDictionary[Manager, int] = weakref.WeakKeyDictionary()
+"""How many each manager has, which all replicas make in one order."""
+
+
+def _key(manager: Manager) -> str:
+    _models[manager] = _models.get(manager, 0) + 1
+    return f"hvd_compress {_models[manager]}"
+
+
+def _settings(group: ProcessGroup) -> Settings:
+    found = Settings.from_environment()
+    return replace(found, timeout_s=group.timeout_s) if found.timeout_s == DEFAULT_TIMEOUT_S else found
 
 
 def _exchange(hook: QuorumHook, bucket: Any) -> Any:

@@ -161,7 +161,3 @@ class Step:
     def end(self) -> None:
         """It is over."""
         self.begun_s, self.returned_s, self._given, self._committed = None, perf_counter(), None, []
-
-    def forget(self) -> None:
-        """It has failed, and does not count on any rank."""
-        self.begun_s, self._given, self._committed, self.results = None, None, [], {}

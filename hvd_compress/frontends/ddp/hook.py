@@ -56,6 +56,8 @@ class GradientHook:
         handle: of the session that exchanges the buckets.
         session: the same.
         is_replica: whether this rank's parameters are those of the others.
+        factor: by which results are multiplied, where some ranks bring zeros and are not to count in means.
+        gives_all: whether parameters get their results that this rank has not used, as others may have.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class GradientHook:
         self._cuts: dict[tuple[int, ...], tuple[Layout, list[Strides]]] = {}  # by the ids of their parameters
         self._step: list[_Taken] = []  # the buckets of this step so far
         self._held = False  # whether one of them was not known
-        self._steps, self.is_replica = 0, True
+        self._steps, self.is_replica, self.factor, self.gives_all = 0, True, 1.0, False
         self._opened, self._leaves_out, self._options = False, leaves_out, options
         self._failure: str | None = None
         self._has_begun = False  # whether DDP has seen a forward pass since the last exchange
@@ -121,8 +123,8 @@ class GradientHook:
             each.remove()
         self._hooks.handles.clear()
 
-    def let_go(self) -> None:
-        """After fail(): DDP waits for no bucket of this step. What it gets is no result."""
+    def complete_without_results(self) -> None:
+        """After fail(): DDP waits for no bucket of this step. What it gets is not to be used."""
         for taken in self._step:
             if not taken.future.done():
                 taken.future.set_result(taken.buffer)
@@ -214,6 +216,9 @@ class GradientHook:
             self.session.buckets.release_gradients()
         if buckets is not own:
             put_back(buckets, own)
+        if self.factor != 1:
+            for taken in self._step:
+                taken.flat.mul_(self.factor)
         for taken in self._step:
             taken.future.set_result(taken.buffer)
         if in_backward and (self._leaves_out() or self.session.steering.unsent or self.session.buckets.remember):
@@ -281,9 +286,12 @@ class GradientHook:
                 parameter = self._parameters[name]
                 if name in unsent:
                     continue
-                if not parameter.requires_grad or parameter.grad is None:
+                result = _shaped(part, parameter, strides)
+                if not parameter.requires_grad or (parameter.grad is None and not self.gives_all):
                     unused.append(name)
-                elif not torch.equal(parameter.grad, result := _shaped(part, parameter, strides)):
+                elif parameter.grad is None:
+                    parameter.grad = result.clone()
+                elif not torch.equal(parameter.grad, result):
                     parameter.grad.copy_(result)
         if unused:
             self.session.buckets.hold_back(unused)

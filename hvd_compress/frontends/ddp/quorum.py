@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from hvd_compress import __version__
+from hvd_compress.engines.leave import forgive
 from hvd_compress.engines.sockets import Meeting, SocketEngine
 from hvd_compress.errors import CommunicationError, PayloadError
 from hvd_compress.frontends.alike import model_in_words, require_alike
@@ -21,13 +23,17 @@ from hvd_compress.frontends.handle import Handle
 from hvd_compress.request.request import Request
 from hvd_compress.session.checkpoint import name_of
 from hvd_compress.settings import Settings
+from hvd_compress.warned import warn_caller
 
-_KEPT = 64
-"""Quorums of which ranks remember how far they have come."""
+log = logging.getLogger("hvd_compress")
+
+_MOST_QUORUMS = 1000
+"""Of which ranks remember how far they have come."""
+_REFUSES = {"gathered_state_dict": "replicas come and go: save on each what state_dict() returns"}
 
 
 class Manager(Protocol):
-    """What torchft.Manager promises."""
+    """What is used of torchft.Manager."""
 
     def wait_quorum(self) -> None: ...
 
@@ -62,21 +68,23 @@ class _Exchange:
     Attributes:
         quorum: in which it was.
         step: of the manager, which has not counted it then.
-        ended: whether it has ended here.
+        exchanges: of the session, before it.
+        finite: whether what all ranks brought was; None where it has not ended here.
     """
 
     quorum: int
     step: int
-    ended: bool
+    exchanges: int
+    finite: bool | None = None
 
 
 class QuorumHook:
     """Exchanges the buckets of a DDP model among the ranks of the quorum, and goes on with the next quorum.
 
-    An exchange that fails is told to the manager, which then does not count the step. In the next quorum each rank
-    learns which was the last step that counted, and takes back what its compression remembers of one that did not, or
-    has that stand which has failed here and counted elsewhere: so what all ranks have computed is, in each step that
-    counts, in its result or in residuals.
+    An exchange that fails is reported to the manager, which then does not count the step. In the next quorum each rank
+    learns which step was the last that counted. It takes back what its compression remembers of one that did not count,
+    and keeps it of one that failed here and counted elsewhere. So what all ranks compute in steps that count is in
+    results or in residuals.
 
     Attributes:
         handle: of the session that exchanges the buckets; another one in each quorum.
@@ -107,8 +115,8 @@ class QuorumHook:
         self._met: Quorum | None = None
         self._last: _Exchange | None = None
         self._counted: dict[int, int] = {}  # by quorums, the last step of each that counts
-        self._buffers: list[torch.Tensor] = []
-        self._skips = self.is_behind = False
+        self._skips = self.is_behind = self._has_warned = False
+        self._ranks = 1
 
     @property
     def handle(self) -> Handle:
@@ -124,10 +132,9 @@ class QuorumHook:
         if bucket.index() == 0:
             self._begin()
         if not self._skips and self._manager.errored() is not None:  # others wait for what this rank does not send
-            self._give_up(CommunicationError("another exchange of this step has failed"))
+            self._give_up(CommunicationError(f"another exchange of this step has failed: {self._manager.errored()}"))
         if self._skips:
             return _done(bucket.buffer())
-        self._buffers.append(bucket.buffer())
         if not self._manager.is_participating():
             bucket.buffer().zero_()
         try:
@@ -139,7 +146,7 @@ class QuorumHook:
             self._give_up(error)
             return _done(bucket.buffer())
         except BaseException as error:
-            self._leave(str(error))
+            self._abort(str(error))
             raise
 
     def require_working(self) -> None:
@@ -153,7 +160,7 @@ class QuorumHook:
 
     def _begin(self) -> None:
         self._manager.wait_quorum()
-        self._skips, self._buffers = True, []
+        self._skips = True
         self._note_whether_it_counts()
         quorum, failed = self._quorum(), self._manager.errored()
         try:
@@ -165,37 +172,50 @@ class QuorumHook:
             self._give_up(error)
             return
         except BaseException as error:
-            self._leave(str(error))
+            self._abort(str(error))
             raise
+        self._tell_of_second()
         is_replica = self._manager.is_participating()
         self._hook.is_replica, self._skips = is_replica, False
-        self._last, self.is_behind = _Exchange(quorum.number, self._manager.current_step(), False), not is_replica
+        self._hook.factor = self._ranks / self._manager.num_participants()
+        self._last = _Exchange(quorum.number, self._manager.current_step(), self._hook.session.step)
+        self.is_behind = not is_replica
 
     def _end(self) -> None:
-        """The exchange has ended: its results are means over all ranks of the quorum, some of which brought zeros."""
+        report = self.handle.last_step
         assert self._last is not None
-        self._last = _Exchange(self._last.quorum, self._last.step, True)
-        ranks, counting = self._hook.session.engine.world_size, self._manager.num_participants()
-        if ranks != counting:
-            for buffer in self._buffers:
-                buffer.mul_(ranks / counting)
+        assert report is not None
+        self._last = replace(self._last, finite=report.finite)
+
+    def _tell_of_second(self) -> None:
+        """What is remembered can be taken back of one exchange, and not of two, where the step does not count."""
+        last = self._last
+        if last is None or last.finite is None or last.step < self._manager.current_step() or self._has_warned:
+            return
+        self._has_warned = True
+        warn_caller(
+            "a second exchange in one step of the manager: if the step does not count, what compression has left out "
+            "of the first one is lost. Run all backward passes but the last within model.no_sync()"
+        )
 
     def _give_up(self, error: Exception) -> None:
         """This step counts on no rank that says so to the manager, and the others are to notice."""
-        self._manager.report_error(error)
-        self._leave(str(error))
-        self._hook.let_go()
+        log.warning("hvd_compress: step %d does not count on this rank: %s", self._manager.current_step(), error)
+        if self._manager.errored() is None:
+            self._manager.report_error(error)
+        self._abort(str(error))
+        self._hook.complete_without_results()
         self._skips = True
 
-    def _leave(self, why: str) -> None:
+    def _abort(self, why: str) -> None:
         self._hook.fail(CommunicationError(why))
         if (quorum := self._quorum()) is not None:
             quorum.meeting.end(why)
 
     def _note_whether_it_counts(self) -> None:
-        """Of a rank that was given the state of another, this is corrected where ranks meet."""
+        """What is not finite counts in no residual. On a rank that is behind this is corrected where ranks meet."""
         last = self._last
-        if last is not None and last.ended and self._manager.current_step() > last.step:
+        if last is not None and last.finite and self._manager.current_step() > last.step:
             self._counted[last.quorum] = last.step
 
     def _meet(self, quorum: Quorum, failed: str) -> None:
@@ -216,7 +236,8 @@ class QuorumHook:
                 {
                     "failed": failed,
                     "behind": is_behind,
-                    "about": self._about(),
+                    "steps": old.session.step,
+                    "about": self._about(engine.rank),
                     "counted": list(self._counted.items()),
                 }
             )
@@ -224,43 +245,75 @@ class QuorumHook:
                 raise CommunicationError(
                     "; ".join(f"rank {rank} cannot begin its step: {cannot[rank]}" for rank in cannot)
                 )
-            root = next((rank for rank, each in enumerate(told) if not each["behind"]), 0)
+            root = _root(told)
             require_alike([each["about"] for each in told], root, engine.rank)
-            self._counted = {quorum: step for quorum, step in told[root]["counted"][-_KEPT:]}
+            self._counted = dict(told[root]["counted"][-_MOST_QUORUMS:])
             self._settle_last(old)
             own = old.handle.state_dict() if old.session.step else None
-            settled = _broadcast(engine, own if engine.rank == root else None, root)
+            shared = None if own is None or engine.rank != root else _settled(own, old.handle)
+            settled = _broadcast(engine, shared, root)
         self._hook = self._made(partial(SocketEngine, meeting, timeout_s))
+        self._go_on_as(old, own, settled)
+        self._met, self._ranks = quorum, len(told)
+        forgive()  # what has failed is over
+
+    def _go_on_as(self, old: GradientHook, own: Mapping[str, Any] | None, settled: Mapping[str, Any] | None) -> None:
         handle = self._hook.handle
-        handle.front = FrontEnd(engine.rank, len(told))
+        handle.session.steering.learning_rates = old.session.steering.learning_rates
+        handle.session.services.ccr.asked = old.session.services.ccr.asked
+        if (scaler := old.session.loss_scale.scaler) is not None:
+            handle.follow_loss_scale(scaler)
         if settled is not None:
-            handle.load_state_dict(_resumed(own, settled, handle))
+            handle.load_state_dict(_resumed(own, settled))
+        elif own is not None:
+            handle.load_state_dict(own)
         self._hook.require_working()
-        self._met = quorum
 
     def _settle_last(self, old: GradientHook) -> None:
         """Have what is remembered be that of the last step that counts."""
         last, self._last = self._last, None
         if last is None:
             return
-        counts = self._counted.get(last.quorum, -1) >= last.step
-        if last.ended and not counts:
+        counts, has_ended = self._counted.get(last.quorum, -1) >= last.step, old.session.step > last.exchanges
+        if has_ended and not counts and last.finite is not False:
             old.session.drop_step()
-        elif counts and not last.ended:
+        elif counts and not has_ended:
             old.session.keep_step()
 
     def _made(self, connect: Callable[[], SocketEngine]) -> GradientHook:
         with torch.enable_grad():
-            return GradientHook(self._parameters, self._request, self._settings, connect, None, lambda: True, "torchft")
+            made = GradientHook(self._parameters, self._request, self._settings, connect, None, lambda: True, "torchft")
+        made.gives_all = True  # DDP knows of this rank alone which parameters were used
+        made.handle.front = FrontEnd(refuses=_REFUSES)  # by its place in a quorum nothing can be found again
+        return made
 
-    def _about(self) -> dict[str, str]:
-        asked = self._hook.session.asked()
-        own = {"hvd_compress": __version__, "the model": model_in_words(self._parameters), "options": self._options}
-        return {**own, **asked}
+    def _about(self, rank: int) -> dict[str, str]:
+        return {
+            "hvd_compress": __version__,
+            "the model": model_in_words(self._parameters),
+            "where it lies": ", ".join(dict.fromkeys(slot.place for slot in self.handle.slots.values())),
+            "what hinders it": self._settings.obstacle(rank),
+            "options": self._options,
+            **self.handle.session.asked(),
+        }
 
 
 def _nobody() -> SocketEngine:
     raise AssertionError("there is no quorum yet")
+
+
+def _root(told: Sequence[Mapping[str, Any]]) -> int:
+    """Return whose state all take over: of ranks that are not behind, if there are any, the first of the furthest."""
+    there = [rank for rank, each in enumerate(told) if not each["behind"]] or range(len(told))
+    return max(there, key=lambda rank: (told[rank]["steps"], -rank))
+
+
+def _settled(own: Mapping[str, Any], handle: Handle) -> dict[str, Any]:
+    """Return what a rank remembers without what it owes."""
+    (kept,) = own["ranks"].values()
+    debts = handle.debts(kept["states"])
+    states = {kind: {} if kind in debts else each for kind, each in kept["states"].items()}
+    return {**own, "ranks": {name_of(0, 1): {"residuals": {}, "states": states}}, "debts": debts}
 
 
 def _done(buffer: torch.Tensor) -> Result:
@@ -281,11 +334,13 @@ def _broadcast(engine: SocketEngine, state: Mapping[str, Any] | None, root: int)
     return found
 
 
-def _resumed(own: Mapping[str, Any] | None, settled: Mapping[str, Any], handle: Handle) -> dict[str, Any]:
+def _resumed(own: Mapping[str, Any] | None, settled: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a rank goes on with: what the root has that all have alike, and what this rank owes."""
     (theirs,) = settled["ranks"].values()
     (mine,) = own["ranks"].values() if own is not None else ({"residuals": {}, "states": {}},)
-    states = {kind: mine["states"].get(kind, {}) if handle.is_debt(kind) else t for kind, t in theirs["states"].items()}
-    kept = {"residuals": mine["residuals"], "states": states}
-    name = name_of(handle.front.rank, handle.front.world_size)
-    return {**settled, "ranks": {name: kept}, "remembers": bool(mine["residuals"])}
+    scale = 1.0 if own is None else (settled["loss_scale"] or 1.0) / (own["loss_scale"] or 1.0)
+    owed = {kind: {n: t * scale for n, t in mine["states"].get(kind, {}).items()} for kind in settled["debts"]}
+    residuals = {name: each * scale for name, each in mine["residuals"].items()}
+    kept = {"residuals": residuals, "states": {**theirs["states"], **owed}}
+    state = {key: each for key, each in settled.items() if key != "debts"}
+    return {**state, "ranks": {name_of(0, 1): kept}, "remembers": bool(residuals)}

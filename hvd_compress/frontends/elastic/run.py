@@ -41,8 +41,8 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Raises:
         JobEndedError: the job goes on without this process, or not at all; on all ranks with the reason.
-        ConfigError: this rank has another version or model than the others, which go on without it; or processes that
-            torchrun starts again could not meet.
+        ConfigError: this rank has another version, model or settings than the others, which go on without it; or
+            processes that torchrun starts again could not meet.
     """
 
     @functools.wraps(function)

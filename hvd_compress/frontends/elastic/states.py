@@ -218,8 +218,8 @@ class TorchState(ObjectState):
             each = getattr(self, name)
             if isinstance(each, ElasticSampler):
                 each.reset()
-            elif isinstance(each, GradScaler):  # else gradients of a step that failed count as unscaled
-                each.update(each.get_scale())
+            elif isinstance(each, GradScaler) and each._scale is not None:  # it has scaled a loss
+                each.update(each.get_scale())  # else gradients of a step that failed count as unscaled
 
     def sync(self, root: int = 0, whole: bool = True) -> None:
         """Take over what rank `root` has: parameters, buffers, the optimizer's state, all others. Collective."""

@@ -190,7 +190,7 @@ def together(states: Sequence[Mapping[str, Any]], other: Mapping[str, Any], hand
     """
     parts = [next(iter(each["ranks"].values())) for each in (*states, other)]
     own, kinds = parts[: len(states)], parts[0]["states"]
-    debts = [kind for kind in kinds if handle.is_debt(kind) and all(each.dim() for each in kinds[kind].values())]
+    debts = handle.debts(kinds)
     kept = {
         "residuals": _sums([each["residuals"] for each in own]),
         "states": {kind: kinds[kind] for kind in kinds if kind not in debts}

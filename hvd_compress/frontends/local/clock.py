@@ -10,7 +10,7 @@ class Clock:
 
     Attributes:
         steps: since reset().
-        turn_s: seconds of steps, since the program has set it to 0.
+        turn_s: seconds of steps, since begin_turn().
     """
 
     def __init__(self) -> None:
@@ -26,6 +26,10 @@ class Clock:
         """The first of several rounds begins: no exchange of theirs is known yet."""
         self._exchange_s = self.turn_s = 0.0
         self.reset()
+
+    def begin_turn(self) -> None:
+        """Ranks have met, or an exchange begins: the steps until the next one count from here."""
+        self.turn_s = 0.0
 
     def works(self, steps: int = 0) -> None:
         """What has passed since the last call was work, in which this number of steps has ended."""

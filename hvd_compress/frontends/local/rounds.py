@@ -148,8 +148,8 @@ class Rounds:
                 part.zero_() if gradient is None else part.copy_(gradient)
             session.buckets.mark_ready(number)
             session.submit(number, flat)
-        session.end_step()
-        self.exchanged, self.counted = self.exchanged + 1, True
+        report = session.end_step()
+        self.exchanged, self.counted = self.exchanged + 1, report.finite
         for number in range(len(self._flats)):
             for name, part in self._parts(number).items():
                 parameter = self._parameters[name]

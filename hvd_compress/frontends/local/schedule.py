@@ -108,7 +108,7 @@ class Schedule:
             if self._rounds.said.is_over:  # perhaps by what has just landed
                 return
             figures, weight = (*self._clock.figures(), self._cosine), self._turns.launch(fragment)
-            self._clock.turn_s = 0.0
+            self._clock.begin_turn()
             self._rounds.launch(
                 fragment, lands_late=self._delay > 0, figures=figures, length=self._length, weight=weight
             )
@@ -228,7 +228,7 @@ class Schedule:
         self._turns.meet(moment["turns"])
         self._rounds.exchanged = moment["exchanged"]
         self._clock.skip()
-        self._clock.turn_s = 0.0
+        self._clock.begin_turn()
         return counts, begins
 
     def renew(self, rounds: Rounds, **how: bool) -> None:

@@ -30,7 +30,7 @@ def of(name: str, residuals: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {"step": 7, "loss_scale": None, "buckets": [], "choice": "", "remembers": True, "ranks": {name: own}}
 
 
-HANDLE: Any = SimpleNamespace(is_debt=lambda kind: kind == "gradient:velocity")
+HANDLE: Any = SimpleNamespace(debts=lambda kinds: ["gradient:velocity"])
 
 
 class Alone:
@@ -149,11 +149,19 @@ def test_gradients_of_a_step_that_failed_are_unscaled_once_more() -> None:
     assert (parameter.item(), scaler.get_scale()) == (0.5, 8.0)
 
 
+def test_a_scaler_that_was_loaded_and_has_scaled_nothing_yet() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.load_state_dict({**scaler.state_dict(), "scale": 4.0})
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0)
+    elastic.TorchState(None, optimizer, scaler=scaler).on_reset()
+    assert scaler.get_scale() == 4.0
+
+
 def test_what_ranks_have_not_alike_is_named() -> None:
     alike = {"hvd_compress": "1", "compression": "int4()", "the model": "3 parameters"}
     require_alike([alike, dict(alike)], 0, 1)
     with pytest.raises(
-        ConfigError, match=r"this rank, 1, .*: compression is int4\(\) on rank 0, and int8\(\) on rank 1$"
+        ConfigError, match=r"this rank, 1, .*: compression is int4\(\) on rank 0, and int8\(\) on rank 1\. Have the "
     ):
         require_alike([alike, {**alike, "compression": "int8()"}], 0, 1)
     with pytest.raises(
