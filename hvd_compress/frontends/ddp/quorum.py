@@ -111,7 +111,7 @@ class QuorumHook:
         """
         self._parameters, self._request, self._settings = parameters, request, settings
         self._manager, self._quorum, self._options = manager, quorum, options
-        self._hook = self._made(_nobody)
+        self._hook = self._new_hook(_nobody)
         self._met: Quorum | None = None
         self._last: _Exchange | None = None
         self._counted: dict[int, int] = {}  # by quorums, the last step of each that counts
@@ -232,29 +232,29 @@ class QuorumHook:
         old.close()
         is_behind = self.is_behind or not self._manager.is_participating()
         with closing(SocketEngine(meeting, timeout_s)) as engine:
-            told = engine.allgather_json(
+            of_ranks = engine.allgather_json(
                 {
                     "failed": failed,
                     "behind": is_behind,
                     "steps": old.session.step,
-                    "about": self._about(engine.rank),
+                    "about": self._in_words(engine.rank),
                     "counted": list(self._counted.items()),
                 }
             )
-            if cannot := {rank: each["failed"] for rank, each in enumerate(told) if each["failed"]}:
+            if cannot := {rank: each["failed"] for rank, each in enumerate(of_ranks) if each["failed"]}:
                 raise CommunicationError(
                     "; ".join(f"rank {rank} cannot begin its step: {cannot[rank]}" for rank in cannot)
                 )
-            root = _root(told)
-            require_alike([each["about"] for each in told], root, engine.rank)
-            self._counted = dict(told[root]["counted"][-_MOST_QUORUMS:])
+            root = _root(of_ranks)
+            require_alike([each["about"] for each in of_ranks], root, engine.rank)
+            self._counted = dict(of_ranks[root]["counted"][-_MOST_QUORUMS:])
             self._settle_last(old)
             own = old.handle.state_dict() if old.session.step else None
             shared = None if own is None or engine.rank != root else _settled(own, old.handle)
             settled = _broadcast(engine, shared, root)
-        self._hook = self._made(partial(SocketEngine, meeting, timeout_s))
+        self._hook = self._new_hook(partial(SocketEngine, meeting, timeout_s))
         self._go_on_as(old, own, settled)
-        self._met, self._ranks = quorum, len(told)
+        self._met, self._ranks = quorum, len(of_ranks)
         forgive()  # what has failed is over
 
     def _go_on_as(self, old: GradientHook, own: Mapping[str, Any] | None, settled: Mapping[str, Any] | None) -> None:
@@ -280,14 +280,14 @@ class QuorumHook:
         elif counts and not has_ended:
             old.session.keep_step()
 
-    def _made(self, connect: Callable[[], SocketEngine]) -> GradientHook:
+    def _new_hook(self, connect: Callable[[], SocketEngine]) -> GradientHook:
         with torch.enable_grad():
-            made = GradientHook(self._parameters, self._request, self._settings, connect, None, lambda: True, "torchft")
-        made.gives_all = True  # DDP knows of this rank alone which parameters were used
-        made.handle.front = FrontEnd(refuses=_REFUSES)  # by its place in a quorum nothing can be found again
-        return made
+            hook = GradientHook(self._parameters, self._request, self._settings, connect, None, lambda: True, "torchft")
+        hook.gives_all = True  # DDP knows of this rank alone which parameters were used
+        hook.handle.front = FrontEnd(refuses=_REFUSES)  # by its place in a quorum nothing can be found again
+        return hook
 
-    def _about(self, rank: int) -> dict[str, str]:
+    def _in_words(self, rank: int) -> dict[str, str]:
         return {
             "hvd_compress": __version__,
             "the model": model_in_words(self._parameters),
@@ -302,10 +302,10 @@ def _nobody() -> SocketEngine:
     raise AssertionError("there is no quorum yet")
 
 
-def _root(told: Sequence[Mapping[str, Any]]) -> int:
+def _root(of_ranks: Sequence[Mapping[str, Any]]) -> int:
     """Return whose state all take over: of ranks that are not behind, if there are any, the first of the furthest."""
-    there = [rank for rank, each in enumerate(told) if not each["behind"]] or range(len(told))
-    return max(there, key=lambda rank: (told[rank]["steps"], -rank))
+    there = [rank for rank, each in enumerate(of_ranks) if not each["behind"]] or range(len(of_ranks))
+    return max(there, key=lambda rank: (of_ranks[rank]["steps"], -rank))
 
 
 def _settled(own: Mapping[str, Any], handle: Handle) -> dict[str, Any]:
