@@ -139,17 +139,22 @@ def test_ranks_that_have_nothing_to_exchange_meet_without() -> None:
     assert run_ranks(2, body) == [exchanged, exchanged] == [1, 1]
 
 
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("name", REQUESTS)
-def test_an_exchange_that_has_ended_on_one_rank_alone_counts_on_all(name: str, delay: int) -> None:
-    """On rank 1 it has failed before it knew the result, and after it had sent all."""
-    request = REQUESTS[name]
+def ended_on_the_first_alone(
+    request: Any, delay: int = 0, is_infinite: bool = False
+) -> tuple[tuple[Rank, torch.Tensor], tuple[Rank, torch.Tensor]]:
+    """Return two ranks and what each has moved. On the second an exchange has failed after it had sent all.
+
+    `is_infinite`: the first has brought what is not finite, so that the exchange does not count.
+    """
 
     def train(engine: Engine) -> tuple[Rank, torch.Tensor]:
-        rank = Rank.new(engine.rank, engine, request, fragments=1)
+        rank = Rank.new(engine.rank, engine, request)
         rank.rounds.open(rank.schedule.place)
         moved = rank.take(3)
         rank.schedule._delay = 4  # what is launched after the next step does not land in it
+        if is_infinite and engine.rank == 0:
+            with torch.no_grad():
+                rank.parameter[5] = torch.inf
         moved += rank.take(1 + delay)
         if engine.rank == 0:
             rank.schedule._land()
@@ -159,8 +164,12 @@ def test_an_exchange_that_has_ended_on_one_rank_alone_counts_on_all(name: str, d
         rank.schedule.leave()
         return rank, moved
 
-    (first, moved), (second, other) = run_ranks(2, train)
-    assert [each.rounds.exchanged for each in (first, second)] == [1, 0]
+    first, second = run_ranks(2, train)
+    return first, second
+
+
+def require_meeting_brings(learned: torch.Tensor, first: Rank, second: Rank) -> None:
+    """Let both meet anew: all that they have learned is in the parameters, or in residuals."""
     start = torch.randn(NUMEL, generator=torch.Generator().manual_seed(7))
 
     def meet(engine: Engine) -> Rank:
@@ -173,51 +182,25 @@ def test_an_exchange_that_has_ended_on_one_rank_alone_counts_on_all(name: str, d
     assert torch.equal(ranks[0].parameter, ranks[1].parameter)
     owed = ranks[0].residual() + ranks[1].residual()
     transmitted = 2 * (ranks[0].parameter.detach() - start)
-    torch.testing.assert_close(transmitted - owed, moved + other, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(transmitted - owed, learned, atol=1e-6, rtol=1e-4)
     for rank in ranks:
         rank.rounds.close()
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("name", REQUESTS)
+def test_an_exchange_that_has_ended_on_one_rank_alone_counts_on_all(name: str, delay: int) -> None:
+    (first, moved), (second, other) = ended_on_the_first_alone(REQUESTS[name], delay)
+    assert [each.rounds.exchanged for each in (first, second)] == [1, 0]
+    require_meeting_brings(moved + other, first, second)
 
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_an_exchange_that_has_ended_on_one_rank_alone_and_does_not_count(name: str) -> None:
-    """Rank 0 has brought what is not finite: rank 1 brings what it has learned in the next round, all of it."""
-    request = REQUESTS[name]
-
-    def train(engine: Engine) -> tuple[Rank, torch.Tensor]:
-        rank = Rank.new(engine.rank, engine, request)
-        rank.rounds.open(rank.schedule.place)
-        moved = rank.take(3)
-        rank.schedule._delay = 4
-        if engine.rank == 0:
-            with torch.no_grad():
-                rank.parameter[5] = torch.inf
-        moved += rank.take(1)
-        if engine.rank == 0:
-            rank.schedule._land()
-        else:
-            rank.rounds._told()  # type: ignore[misc]
-            rank.rounds.handle.session.fail(CommunicationError("the line is gone"))
-        rank.schedule.leave()
-        return rank, moved
-
-    (first, _), (second, other) = run_ranks(2, train)
+    """The second rank brings what it has learned in the next round, all of it."""
+    (first, _), (second, other) = ended_on_the_first_alone(REQUESTS[name], is_infinite=True)
     assert [each.schedule.moment()["counted"] for each in (first, second)] == [False, True]
-    start = torch.randn(NUMEL, generator=torch.Generator().manual_seed(7))
-
-    def meet(engine: Engine) -> Rank:
-        rank = [first, second][engine.rank]
-        rank.meet(engine, first)
-        assert rank.schedule._turns.own == 4
-        rank.end_round()
-        return rank
-
-    ranks = run_ranks(2, meet)
-    assert torch.equal(ranks[0].parameter, ranks[1].parameter)
-    owed = ranks[0].residual() + ranks[1].residual()
-    transmitted = 2 * (ranks[0].parameter.detach() - start)
-    torch.testing.assert_close(transmitted - owed, other, atol=1e-6, rtol=1e-4)
-    for rank in ranks:
-        rank.rounds.close()
+    require_meeting_brings(other, first, second)
 
 
 def test_a_rank_that_is_in_synchronous_steps_still() -> None:
