@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -31,7 +32,7 @@ from hvd_compress.engines.sockets import Meeting
 from hvd_compress.errors import ConfigError, UnsupportedError
 from hvd_compress.extras import needed
 from hvd_compress.frontends.ddp.quorum import Quorum, QuorumHook
-from hvd_compress.frontends.ddp.refusals import check_compression, check_gradients
+from hvd_compress.frontends.ddp.refusals import check_compression, check_gradients, is_sharded
 from hvd_compress.frontends.eagerly import eagerly
 from hvd_compress.frontends.handle import Handle
 from hvd_compress.frontends.known import register
@@ -174,7 +175,7 @@ class LocalSteps:
         Args:
             manager: made with pg=ProcessGroup() of this module.
             optimizer: of torch; each replica keeps its own state.
-            model: whose parameters it trains.
+            model: whose parameters it trains; or one that fully_shard() has sharded over the ranks of a replica group.
             every: steps in a round.
             compression: of what is exchanged; int4() by default.
             outer: what moves the parameters by the mean, as of hvd_compress.local.LocalSteps.
@@ -189,9 +190,16 @@ class LocalSteps:
         check_whole("every", every, 1)
         _check_engine(request)
         group = _group_of(manager)
-        settings, parameters = _settings(group), trained(optimizer, model)
+        parameters, before_writing = _parameters_of(model, optimizer)
         self._steps = QuorumSteps(
-            manager, parameters, request, settings, lambda: group.quorum, every=every, outer=outer
+            manager,
+            parameters,
+            request,
+            _settings(group),
+            lambda: group.quorum,
+            every=every,
+            outer=outer,
+            before_writing=before_writing,
         )
         manager.register_state_dict_fn(_key(manager), self._steps.load_state_dict, self._steps.state_dict)
         optimizer.register_step_post_hook(self._steps.after_step)
@@ -204,6 +212,17 @@ class LocalSteps:
     @property
     def handle(self) -> Handle:
         return self._steps.hook.handle
+
+
+def _parameters_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
+    """Return what this rank trains, by name, and what to call before it is written."""
+    if is_sharded(original_of(model)):
+        from hvd_compress.frontends.fsdp.local import shards_of  # which needs a newer torch
+
+        return shards_of(model, optimizer)
+    return trained(optimizer, model), lambda: None
 
 
 def _group_of(manager: Manager) -> ProcessGroup:

@@ -55,6 +55,19 @@ def test_local_steps(tmp_path: Path, compression: str, quorum: str) -> None:
         job.require_exact()
 
 
+def test_local_steps_of_replicas_that_two_ranks_share(tmp_path: Path) -> None:
+    with fleet(tmp_path, "topk", "sync", "torchft_sharded") as job:
+        job.start(0, 1)
+        job.until_steps(0, 3)
+        job.start(2)
+        job.until_steps(2, 2)
+        with job.stopped(1):
+            job.until_steps(0, 3)
+        job.until_steps(1, 3)
+        job.until_end()
+        job.require_exact()
+
+
 def test_a_replica_that_asks_for_something_else_ends_and_the_others_go_on(tmp_path: Path) -> None:
     with fleet(tmp_path, "topk", "sync") as job:
         job.start(0, 1)

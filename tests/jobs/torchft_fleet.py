@@ -35,7 +35,11 @@ class Fleet:
 
     def __init__(self, folder: Path, address: str, compression: str, quorum: str, program: str) -> None:
         self._folder, self._log = folder, (folder / "log").open("ab")
-        self._program = f"tests/jobs/programs/{program}.py"
+        self._program = [sys.executable, f"tests/jobs/programs/{program}.py"]
+        self._shards = [""]
+        if program == "torchft_sharded":
+            self._program[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+            self._shards = [" shard 0", " shard 1"]
         self._words = [str(folder), compression, STEP_S, quorum]
         self._variables = {
             **os.environ,
@@ -57,7 +61,8 @@ class Fleet:
 
     def _start(self, replica: int, *words: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, self._program, str(replica), *words],
+            [*self._program, str(replica), *words],
+            start_new_session=True,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             cwd=CHECKOUT,
@@ -65,17 +70,17 @@ class Fleet:
         )
 
     def kill(self, replica: int) -> None:
-        self.processes[replica].kill()
+        os.killpg(self.processes[replica].pid, signal.SIGKILL)
         self.processes[replica].wait()
 
     @contextmanager
     def stopped(self, replica: int) -> Iterator[None]:
-        process = self.processes[replica]
-        process.send_signal(signal.SIGSTOP)
+        group = self.processes[replica].pid
+        os.killpg(group, signal.SIGSTOP)
         try:
             yield
         finally:
-            process.send_signal(signal.SIGCONT)
+            os.killpg(group, signal.SIGCONT)
 
     def log(self) -> str:
         return (self._folder / "log").read_text(errors="replace")
@@ -114,7 +119,11 @@ class Fleet:
 
     def require_exact(self) -> None:
         """All that was computed in steps that count is in their results, or is owed; and replicas are alike."""
-        ends = [torch.load(path, weights_only=True) for path in sorted(self._folder.glob("*.pt"))]
+        for shard in self._shards:
+            self._require_exact(f"[0-9]{shard}.pt")
+
+    def _require_exact(self, files: str) -> None:
+        ends = [torch.load(path, weights_only=True) for path in sorted(self._folder.glob(files))]
         assert len(ends) == len(self.processes), self.log()
         first = ends[0]
         for end in ends[1:]:
@@ -130,7 +139,7 @@ class Fleet:
         for process in self.processes.values():
             with suppress(psutil.NoSuchProcess):
                 if runs(process.pid):
-                    process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self._log.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -85,6 +85,29 @@ def local_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, **opti
         if group.replica_group is not None:
             group.take_over_replicas()
     return made
+
+
+def shards_of(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
+    """Return this rank's shards of a model that is one replica, by name, and what to call before they are written to.
+
+    Raises:
+        ConfigError: the mesh of the model has replicas itself; or the optimizer does not train all of the model.
+        UsageError: its replicas take local steps already.
+    """
+    model = original_of(model)
+    require_not_local(model)
+    groups = groups_of(model)
+    _, over = one_mesh(groups)
+    if over is not None:
+        raise ConfigError(
+            "the model is sharded over a mesh that has replicas itself, and these come from the manager: call "
+            "fully_shard(module, mesh=mesh) with a mesh of one dimension, over the ranks of a replica group"
+        )
+    require_all_trained(dict(model.named_parameters()), optimizer)
+    held = Held([shard for group in groups[::-1] for shard in group.trained if shard.local().numel()])
+    return held.parameters, partial(_reshard, model)
 
 
 def _reshard(model: torch.nn.Module) -> None:

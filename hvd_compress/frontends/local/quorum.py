@@ -68,17 +68,20 @@ class QuorumSteps:
         *,
         every: int,
         outer: Make,
+        before_writing: Callable[[], None] = lambda: None,
     ) -> None:
         """Nothing is communicated.
 
         Args:
+            parameters: what this rank trains, by name; of a sharded model its shards.
             now: returns the present quorum, after manager.wait_quorum().
             every: steps in a round.
             outer: returns the optimizer of the anchors.
+            before_writing: called before parameters are written.
 
         Raises ConfigError, UnsupportedError: as Handle.
         """
-        self._manager, self._every = manager, every
+        self._manager, self._every, self._before_writing = manager, every, before_writing
         self.agreed = Agreed(parameters, {name: each.nbytes for name, each in parameters.items()}, outer, 1, None)
         self.hook = QuorumHook(self.agreed.anchors, request, settings, manager, now, self.settings)
         slots = self.hook.handle.slots
@@ -103,6 +106,7 @@ class QuorumSteps:
         """End the round. Return whether it counts here."""
         self._manager.start_quorum()
         self._manager.wait_quorum()
+        self._before_writing()
         self._return_where_given()
         for number, (layout, flat) in enumerate(zip(self._layouts, self._flats, strict=True)):
             for name, part in self._parts(number).items():
@@ -115,8 +119,7 @@ class QuorumSteps:
             return False
         self._steps = 0
         report = self.hook.handle.last_step
-        assert report is not None
-        if not report.finite:
+        if report is None or not report.finite:  # a rank may have no part of a small model
             self.agreed.give_up_infinite(0)
             return True
         self.agreed.step(

@@ -43,6 +43,10 @@ def made_manager(
 ) -> tuple[Manager, TCPStore]:
     """Return that of a replica of one process, and the store that it needs."""
     store, waits = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), timedelta(seconds=20)
+    if "RANK" in os.environ:  # the store of the replica group
+        of_group: dict[str, Any] = {}
+    else:
+        of_group = {"rank": 0, "world_size": 1, "store_addr": "127.0.0.1", "store_port": store.port}
     manager = Manager(
         pg=ProcessGroup(timeout=waits),
         load_state_dict=load,
@@ -51,12 +55,9 @@ def made_manager(
         use_async_quorum=quorum == "async",
         timeout=waits,
         quorum_timeout=timedelta(seconds=120),
-        rank=0,
-        world_size=1,
-        store_addr="127.0.0.1",
-        store_port=store.port,
         replica_id=f"replica_{replica}",
         hostname="127.0.0.1",
+        **of_group,
     )
     return manager, store
 
