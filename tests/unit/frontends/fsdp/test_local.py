@@ -15,6 +15,7 @@ import torch
 import hvd_compress
 import hvd_compress.fsdp as hc
 from hvd_compress.errors import ConfigError, UnsupportedError, UsageError
+from hvd_compress.frontends.fsdp.local import shards_of
 from hvd_compress.local import LocalSteps
 from tests.unit.frontends.ddp.job import run_ranks
 from tests.unit.frontends.fsdp.training import (
@@ -121,7 +122,10 @@ def refused(mesh: Any) -> None:
         hc.local_steps(model, adam(model), every="auto")
     with pytest.raises(ConfigError, match=r"call hvd_compress.fsdp.local_steps\(model, optimizer"):
         LocalSteps(adam(model), model)
+    with pytest.raises(ConfigError, match="a mesh that has replicas itself, and these come from the manager"):
+        shards_of(model, adam(model))
     flat = sharded(mesh_of(4))
+    assert [each.shape for each in shards_of(flat, adam(flat))[0].values()]
     with pytest.raises(ConfigError, match="the model has one replica"):
         hc.local_steps(flat, adam(flat))
     twice, optimizer, _ = around(mesh)
