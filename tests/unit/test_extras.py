@@ -25,10 +25,11 @@ NEEDING = (
     "hvd_compress.integrations.accelerate",
     "hvd_compress.integrations.transformers",
     "hvd_compress.integrations.lightning",
+    "hvd_compress.integrations.torchft",
     *(f"hvd_compress.engines.{name}" for name in MPI_MODULES),
     *brought("NEEDING"),
 )
-"""What needs mpi4py, accelerate, transformers or Lightning as soon as it is imported, with all in it."""
+"""What needs mpi4py, accelerate, transformers, Lightning or torchft as soon as it is imported, with all in it."""
 MODULES = [
     ".".join(path.relative_to(FOLDER.parent).with_suffix("").parts).removesuffix(".__init__")
     for path in sorted(FOLDER.rglob("*.py"))
