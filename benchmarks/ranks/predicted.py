@@ -28,7 +28,7 @@ def prices(alpha: float, beta: float, ranks: int) -> Prices:
 
 
 def arms(quality: Quality, alpha: float, beta: float, ranks: int) -> list[Arm]:
-    """Return what auto(quality) would try on so many ranks, with SGD; the first one is without compression."""
+    """Return what auto(quality) would try on this number of ranks, with SGD; the first one is without compression."""
     request, can = Request(Cast()), InProcessWorld(2).engine(0).capabilities
     family = Family(request, candidates(quality, "sgd"))
     return make_arms(family, request, BUCKETS, ranks, can, prices(alpha, beta, ranks))

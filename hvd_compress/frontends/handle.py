@@ -300,14 +300,14 @@ class Handle:
         checkpoint.require_all_ranks(state)
         self.load_state_dict(state)
 
-    def is_debt(self, kind: str) -> bool:
-        """Return whether a kind of compressors' states is, like residuals, what this rank alone has not sent yet."""
-        alike = {each for compressor in self._compressors for each in (*compressor.alike, RESULT_SUM)}
-        return kind.startswith(GRADIENT_UNITS) and kind not in alike
-
     def debts(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> list[str]:
-        """Return the kinds among compressors' states that are debts by elements, which another rank can take over."""
-        return [kind for kind, of in states.items() if self.is_debt(kind) and all(each.dim() for each in of.values())]
+        """Return the kinds of compressors' states that are, like residuals, what this rank alone has not sent yet.
+
+        By elements, so that another rank can take them over.
+        """
+        alike = {each for compressor in self._compressors for each in (*compressor.alike, RESULT_SUM)}
+        owed = [kind for kind in states if kind.startswith(GRADIENT_UNITS) and kind not in alike]
+        return [kind for kind in owed if all(each.dim() for each in states[kind].values())]
 
     @property
     def _all_parameters(self) -> Mapping[str, torch.Tensor]:

@@ -9,17 +9,45 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
+from torchft import Manager
 
 import hvd_compress
 from hvd_compress.integrations.torchft import LocalSteps
 from tests.jobs.programs.torchft_ddp import COMPRESSIONS, NUMEL, gradient, made_manager, say
 
 EVERY = 3
+
+
+class Sums:
+    """What rounds that count have moved, and beside it, uncompressed, what replicas have moved."""
+
+    def __init__(self, manager: Manager, weight: Callable[[], torch.Tensor], done: dict[str, Any]) -> None:
+        self._manager, self._weight, self._done, self._counts = manager, weight, done, False
+        self._commit, manager.should_commit = manager.should_commit, self._should_commit
+
+    def _should_commit(self) -> bool:
+        moved = self._done["agreed"] - self._weight()
+        self._manager.allreduce(moved, reduce_op=ReduceOp.SUM).wait()
+        self._counts = bool(self._commit())
+        if self._counts:
+            self._done["moved"] = self._done["moved"] + moved
+        return self._counts
+
+    def after_step(self) -> int:
+        """Return how many ranks have taken part in the round that has ended; 0 where none has, or it does not count."""
+        if not self._counts:
+            return 0
+        self._counts = False
+        now, ranks = self._weight(), int(self._manager.num_participants())
+        self._done["total"] = self._done["total"] + ranks * (self._done["agreed"] - now)
+        self._done["agreed"] = now
+        return ranks
 
 
 def main() -> None:
@@ -40,28 +68,15 @@ def main() -> None:
         return {"model": model.state_dict(), "done": dict(done)}
 
     manager, _store = made_manager(replica, quorum, load, save)
-    commit = manager.should_commit
-
-    def should_commit() -> bool:
-        moved = done["agreed"] - weight_of(model)
-        manager.allreduce(moved, reduce_op=ReduceOp.SUM).wait()
-        found = commit()
-        if found:
-            done["moved"] = done["moved"] + moved
-        return bool(found)
-
-    manager.should_commit = should_commit
+    sums = Sums(manager, lambda: weight_of(model), done)
     local, step = LocalSteps(manager, optimizer, model, every=EVERY, compression=COMPRESSIONS[name]), 0
     say(f"{os.getpid()} is replica {replica}")
     while not end.exists() or manager.current_step() < int(end.read_text()):
         optimizer.zero_grad()
         (model.weight[0] * gradient(step, int(replica))).sum().backward()
-        before, step = manager.current_step(), step + 1
+        step += 1
         optimizer.step()
-        if manager.current_step() > before:
-            now, ranks = weight_of(model), manager.num_participants()
-            done["total"] = done["total"] + ranks * (done["agreed"] - now)
-            done["agreed"] = now
+        if ranks := sums.after_step():
             say(f"{os.getpid()} step {manager.current_step()} of {ranks}")
         time.sleep(float(least_s))
     (own,) = hvd_compress.of(local).state_dict()["ranks"].values()

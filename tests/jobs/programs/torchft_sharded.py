@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
-from torch.distributed import ReduceOp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import hvd_compress
 from hvd_compress.integrations.torchft import LocalSteps
 from tests.jobs.programs.torchft_ddp import COMPRESSIONS, made_manager, say
+from tests.jobs.programs.torchft_local import EVERY, Sums
 
-ROWS, COLUMNS, EVERY, UNIT = 40, 50, 3, 24.0
+ROWS, COLUMNS, UNIT = 40, 50, 24.0
 
 
 class Weighed(torch.nn.Module):
@@ -49,31 +49,17 @@ def main() -> None:
         done.update(state["done"])
 
     manager, _store = made_manager(replica, quorum, load, lambda: {"weight": weight_of(model), "done": dict(done)})
-    commit = manager.should_commit
-
-    def should_commit() -> bool:
-        moved = done["agreed"] - weight_of(model)
-        manager.allreduce(moved, reduce_op=ReduceOp.SUM).wait()
-        found = commit()
-        if found:
-            done["moved"] = done["moved"] + moved
-        return bool(found)
-
-    manager.should_commit = should_commit
+    sums = Sums(manager, lambda: weight_of(model), done)
     local, step = LocalSteps(manager, optimizer, model, every=EVERY, compression=COMPRESSIONS[name]), 0
     say(f"{os.getppid()} is replica {replica}")
     while not end.exists() or manager.current_step() < int(end.read_text()):
         optimizer.zero_grad()
         draw = torch.Generator().manual_seed(10_000 * int(replica) + 10 * step + rank)
         model(UNIT * torch.randint(-9, 9, (ROWS, COLUMNS), generator=draw).float()).backward()
-        before, step = manager.current_step(), step + 1
+        step += 1
         optimizer.step()
-        if manager.current_step() > before:
-            now, ranks = weight_of(model), manager.num_participants()
-            done["total"] = done["total"] + ranks * (done["agreed"] - now)
-            done["agreed"] = now
-            if rank == 0:
-                say(f"{os.getppid()} step {manager.current_step()} of {ranks}")
+        if (ranks := sums.after_step()) and rank == 0:
+            say(f"{os.getppid()} step {manager.current_step()} of {ranks}")
         time.sleep(float(least_s))
     (own,) = hvd_compress.of(local).state_dict()["ranks"].values()
     owed = own["residuals"].get("weight", zeros).view_as(zeros)

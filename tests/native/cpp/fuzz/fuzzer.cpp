@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kHonest = 32, kKept = 1024;
 constexpr std::int64_t kRenewed = 512;     // payloads after which one that is honest makes room for another
-constexpr std::int64_t kUnchanged = 64;    // one in so many is not mutated
+constexpr std::int64_t kUnchanged = 64;    // one of this number is not mutated
 constexpr std::int64_t kRound = 4096;      // payloads between two looks at the clock
 constexpr std::size_t kLargest = 1 << 14;  // bytes of an input that is kept in the corpus
 constexpr double kSaved = 10.0;            // seconds

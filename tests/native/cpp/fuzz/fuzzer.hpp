@@ -39,7 +39,7 @@ class Fuzzer {
     Fuzzer(const std::vector<Decoder>& decoders, std::uint64_t seed, std::filesystem::path corpus,
            std::uint8_t* current);
 
-    // Stops after so many seconds or, where it is not negative, so many payloads.
+    // Stops after this number of seconds, or of payloads where that is not negative.
     void run(double seconds, std::int64_t count, State& state);
     std::size_t kept() const;
 

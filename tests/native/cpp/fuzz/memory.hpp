@@ -1,4 +1,4 @@
-// Memory for inputs and outputs of exactly so many bytes: all around is poisoned for AddressSanitizer, and holds words
+// Memory for inputs and outputs, none to spare: all around is poisoned for AddressSanitizer, and holds words
 // that must stay, as some masked vector stores are not instrumented.
 #pragma once
 

@@ -204,7 +204,10 @@ def test_who_comes_takes_over_what_all_have_alike_and_others_keep_what_they_owe(
 def test_what_a_program_has_said_holds_in_each_quorum(ranks: list[Rank]) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     scaler.scale(torch.ones(1))
-    rates = lambda: (0.5,)  # noqa: E731
+
+    def rates() -> tuple[float, ...]:
+        return (0.5,)
+
     for each in ranks:
         each.hook.handle.follow_loss_scale(scaler)
         each.hook.handle.session.steering.learning_rates = rates
